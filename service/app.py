@@ -147,7 +147,7 @@ def create_app(settings: Settings, engine: Engine | None = None, hosts: AllowedH
         v2.router(engine, inference, VERSION),
         shared_memory.router(engine),
         openai.router(engine, embeddings),
-        tei.router(engine),
+        tei.router(engine, VERSION),
         health.router(engine),
         index.router(VERSION, settings, engine.repository.access),
         pages.router("Preblock API", describe, STATIC_DOCUMENTS, settings.has_inspector),

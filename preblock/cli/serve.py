@@ -16,7 +16,7 @@ from preblock.extras import EXTRAS
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Address": ("host", "port", "grpc_port", "uds", "grpc_uds", "workers"),
     "Models": (
-        *("repository", "reference_roots", "cache_dir", "aliases"),
+        *("repository", "reference_roots", "cache_dir", "aliases", "tei"),
         *("model_control", "load_models", "model_poll_interval_seconds", "model_open_timeout_seconds"),
     ),
     "Execution": (

@@ -2,10 +2,16 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
-from preblock.service.core.errors import Invalid, PreblockError
+from preblock.service.core.errors import Invalid, PreblockError, shorten
+
+MAX_IGNORED, MAX_COMPARED_CHARS = 32, 64
+"""Most ignored fields of a request, and the compared part of their names: a comparison holds the GIL."""
+MISSPELT = 0.7
+"""Likeness of a misspelt name by difflib's ratio: 0.78 for `truncation` and `truncate`."""
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str], field: str = "field") -> None:
@@ -15,6 +21,23 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], field: str = "fie
             allowed = ", ".join(known)
             message = f"unknown field {name}; expected {allowed}" if field == "field" else None
             raise Invalid(field, name, allowed, message=message)
+
+
+def list_ignored(names: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Return the `names` outside `known`, for an API whose servers ignore them.
+
+    Raises:
+        Invalid: there are too many to compare, or one is close to a known name, so it is probably misspelt.
+
+    """
+    ignored = [name for name in names if name not in known]
+    if len(ignored) > MAX_IGNORED:
+        raise Invalid("field", f"{len(ignored)} unknown fields", f"at most {MAX_IGNORED}")
+    for name in ignored:
+        if close := get_close_matches(name[:MAX_COMPARED_CHARS].lower(), known, 1, MISSPELT):
+            message = f"unknown field {shorten(name)}; did you mean {close[0]}?"
+            raise Invalid("field", name, close[0], message=message)
+    return ignored
 
 
 def read_flag(field: str, value: Any) -> bool:

@@ -204,7 +204,7 @@ def write_vectors(
         "object": "list",
         "model": model,
         "version": version,
-        "data": LazyText(_write_list(data)) if later else list(data),
+        "data": LazyText(write_list(data)) if later else list(data),
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
     if truncated is not None:
@@ -212,8 +212,8 @@ def write_vectors(
     return write_json_parts(document)
 
 
-def _write_list(items: Iterable[dict[str, Any]]) -> Iterator[Buffer]:
-    """Yield the text of at least one object in a list."""
+def write_list(items: Iterable[Any]) -> Iterator[Buffer]:
+    """Yield the text of a list of at least one object or array."""
     separator = b"["
     for item in items:
         first, *others = body_chunks(write_json_parts(item))

@@ -1,17 +1,20 @@
-"""Requests, embeddings and errors of `/embed` of text-embeddings-inference.
+"""Requests, answers and errors of text-embeddings-inference.
 
 Source: its `docs/openapi.json`, version 1.8.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import orjson
+
 from preblock.service.artifacts.manifest import Manifest
-from preblock.service.codecs.chunks import Part
-from preblock.service.codecs.fields import read_choice, read_flag, refuse_unknown, rename_field
+from preblock.service.codecs.chunks import MAX_JSON_VALUES, LazyText, Part
+from preblock.service.codecs.fields import list_ignored, read_choice, read_flag, rename_field
 from preblock.service.codecs.native_json import read_text
-from preblock.service.codecs.native_json_response import to_json_numbers, write_json_parts
-from preblock.service.codecs.openai import INPUT_FORMS, lacks_sentences, read_dimensions
+from preblock.service.codecs.native_json_response import check_finite, to_json_numbers, write_json_parts, write_numbers
+from preblock.service.codecs.openai import INPUT_FORMS, lacks_sentences, read_dimensions, write_list
 from preblock.service.codecs.token_rows import read_json_rows
 from preblock.service.core.errors import (
     ClientFault,
@@ -24,30 +27,71 @@ from preblock.service.core.errors import (
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import TextRequest, TokenRequest
 
-FIELDS = ("inputs", "truncate", "truncation_direction", "normalize", "dimensions")
-DIRECTIONS = ("left", "right")
+PROMPT = "prompt_name"
+TOKEN_FIELDS = ("inputs", "truncate", "truncation_direction", PROMPT)
+SENTENCE_FIELDS = (*TOKEN_FIELDS, "normalize", "dimensions")
+TOKENIZER_FIELDS = ("inputs", "add_special_tokens", PROMPT)
+DIRECTIONS = ("Left", "Right", "left", "right")
+"""Its document has the first two, and its clients send the others."""
 FIELD_NAMES = ((r"^(input_ids|text)\b", "inputs"), (r"^offset(\[\d+\]) \+ tokens$", r"inputs\1"))
 """Patterns of native field names, and their names here."""
 
+Message = tuple[TextRequest | TokenRequest, list[str]]
+"""A request, and the names of its ignored fields."""
 
-def read_embed(document: Mapping[str, Any], model: str, manifest: Manifest) -> TextRequest | TokenRequest:
+
+def read_embed(document: Mapping[str, Any], model: str, manifest: Manifest) -> Message:
     """Read a request for sentence embeddings; a null field counts as missing.
 
     Raises:
-        Invalid: a field is missing or unknown, its value is not allowed, or the model has no sentence embeddings.
+        Invalid: a field is missing or misspelt, its value is not allowed, or the model has no sentence embeddings.
         Malformed: there are no inputs.
 
     """
     if manifest.sentence is None:
         raise Invalid("model", model, "a static embedding model", message=lacks_sentences(model))
-    refuse_unknown(document, FIELDS)
-    direction = read_choice("truncation_direction", document.get("truncation_direction", "right"), DIRECTIONS)
+    ignored = _list_ignored(document, SENTENCE_FIELDS)
     wanted: dict[str, Any] = {
         "pooling": "mean",
-        "truncate": direction if read_flag("truncate", document.get("truncate", False)) else None,
+        "truncate": _read_truncation(document),
         "normalize": read_flag("normalize", document.get("normalize", True)),
         "dimensions": read_dimensions(document.get("dimensions"), "mean", manifest),
     }
+    return _read_inputs(document, wanted), ignored
+
+
+def read_embed_all(document: Mapping[str, Any], _model: str, _manifest: Manifest) -> Message:
+    """Read a request for the vectors of all tokens; raise as `read_embed` does."""
+    ignored = _list_ignored(document, TOKEN_FIELDS)
+    return _read_inputs(document, {"truncate": _read_truncation(document)}), ignored
+
+
+def read_tokenize(document: Mapping[str, Any], _model: str, _manifest: Manifest) -> Message:
+    """Read a request for the tokens of texts; raise as `read_embed` does."""
+    ignored, special = _list_ignored(document, TOKENIZER_FIELDS), document.get("add_special_tokens")
+    wanted: dict[str, Any] = {
+        "spans": True,
+        "special_tokens": None if special is None else read_flag("add_special_tokens", special),
+        "truncate": "right",  # lets the engine mark the special tokens; nothing is cut before a run
+    }
+    text = _read_inputs(document, wanted)
+    if not isinstance(text, TextRequest):
+        raise Invalid("inputs", document["inputs"], "a string or a list of strings")
+    return text, ignored
+
+
+def _list_ignored(document: Mapping[str, Any], known: Sequence[str]) -> list[str]:
+    if PROMPT in document:
+        raise Invalid(PROMPT, document[PROMPT], "nothing, because models here have no prompts")
+    return list_ignored(document, known)
+
+
+def _read_truncation(document: Mapping[str, Any]) -> str | None:
+    direction = read_choice("truncation_direction", document.get("truncation_direction", "right"), DIRECTIONS)
+    return direction.lower() if read_flag("truncate", document.get("truncate", False)) else None
+
+
+def _read_inputs(document: Mapping[str, Any], wanted: Mapping[str, Any]) -> TextRequest | TokenRequest:
     value = document.get("inputs")
     if value is None:
         raise Invalid("inputs", "nothing", INPUT_FORMS, message=f"inputs is required: {INPUT_FORMS}")
@@ -57,13 +101,48 @@ def read_embed(document: Mapping[str, Any], model: str, manifest: Manifest) -> T
         return TextRequest(text=read_text("inputs", value), **wanted)
     if not isinstance(value, list):
         raise Invalid("inputs", value, INPUT_FORMS)
-    return TokenRequest(input_ids=read_json_rows("inputs", value), **wanted)
+    options = {name: option for name, option in wanted.items() if name not in ("spans", "special_tokens")}
+    return TokenRequest(input_ids=read_json_rows("inputs", value), **options)
 
 
 def write_embed(answer: EmbedResult) -> list[Part]:
     """Write a vector for each input, as a list of lists of numbers."""
     (tensor,) = answer.arrays.values()
     return write_json_parts(to_json_numbers(tensor))
+
+
+def write_embed_all(answer: EmbedResult) -> list[Part]:
+    """Write a vector for each token of each input, as a list of lists of lists of numbers."""
+    (tensor,) = answer.arrays.values()
+    check_finite(tensor)
+    rows = np.split(tensor.reshape(-1, tensor.shape[-1]), np.cumsum(answer.lengths)[:-1])
+    written = map(write_numbers, rows)
+    return [LazyText(write_list(written))] if tensor.size > MAX_JSON_VALUES else write_json_parts(list(written))
+
+
+def write_tokens(text: Sequence[str], tokens: TokenRequest, spelled: Sequence[str | None]) -> list[Part]:
+    """Write the tokens of each text, as a list of lists of objects; a special token has no place in its text.
+
+    Args:
+        text: the texts.
+        tokens: of the texts, with spans and marks of special tokens.
+        spelled: each token as the vocabulary spells it.
+
+    """
+    rows: list[list[dict[str, Any]]] = []
+    assert tokens.spans is not None
+    assert tokens.special is not None
+    columns = zip(
+        tokens.input_ids.values.tolist(), tokens.special.tolist(), tokens.spans.tolist(), spelled, strict=True
+    )
+    for source, length in zip(text, tokens.input_ids.lengths.tolist(), strict=True):
+        row: list[dict[str, Any]] = []
+        for _ in range(length):
+            id_, special, (start, stop), spelling = next(columns)
+            place = {"text": spelling} if special else {"text": source[start:stop], "start": start, "stop": stop}
+            row.append({"id": id_, "special": special, "start": None, "stop": None} | place)
+        rows.append(row)
+    return [orjson.dumps(rows)]
 
 
 def error_document(error: PreblockError) -> dict[str, str]:

@@ -91,6 +91,7 @@ class Settings(BaseModel):
     grpc_uds: Path | None = Field(None, description="Unix socket of gRPC, in place of its port; for one worker.")
     provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device; auto: CUDA for matrix products.")
     aliases: str | None = Field(None, description="Comma-separated NAME=MODEL: further names of models.")
+    tei: str | None = Field(None, description="Model of text-embeddings-inference's paths; unset: the only possible.")
     model_control: Literal["none", "poll", "explicit"] = Field("none", description="Source of model changes.")
     load_models: str | None = Field(
         None, description="Comma-separated models to load at the start with model_control explicit; * for all."

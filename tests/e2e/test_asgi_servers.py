@@ -63,7 +63,8 @@ def test_head_has_the_headers_of_get(asgi_server: Server, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "allow"),
     [
-        *((path, "GET, HEAD, OPTIONS") for path in ("/", "/livez", "/docs", "/models/gpt", "/v2/health/ready")),
+        ("/", "GET, HEAD, POST, OPTIONS"),
+        *((path, "GET, HEAD, OPTIONS") for path in ("/livez", "/docs", "/models/gpt", "/v2/health/ready")),
         *((path, "POST, OPTIONS") for path in ("/models/gpt/embed", "/v1/embeddings", "/v2/models/gpt/infer")),
     ],
 )

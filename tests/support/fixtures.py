@@ -1,6 +1,7 @@
 """Clients of the two servers, and the raw tables of a tiny model."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,12 +62,15 @@ def example_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     """Serve tiny models under the names in the examples of the OpenAPI document; models can be loaded and unloaded."""
     names = {"gpt2-small": "gpt", "minilm": "bert", "t5-small": "t5"}
     root = make_repository(tmp_path_factory.mktemp("examples"), **names)
-    manifest = copy_artifact("llama", root, "potion") / "manifest.json"
-    sentence = {"pooling": "mean", "normalize": True, "ignored_ids": []}
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"sentence": sentence}))
-    with serve(
-        root, "--model-control", "explicit", "--load-model", "*", "--max-shared-memory-bytes", "1048576"
-    ) as server:
+    folder = copy_artifact("llama", root, "potion")
+    document = json.loads((folder / "manifest.json").read_text())
+    document["sentence"] = {"pooling": "mean", "normalize": True, "ignored_ids": []}
+    shutil.copy(root / "minilm/1/tokenizer.json", folder)
+    reader = json.loads((root / "minilm/1/manifest.json").read_text())
+    document["files"]["tokenizer.json"] = reader["files"]["tokenizer.json"]
+    (folder / "manifest.json").write_text(json.dumps(document))
+    options = "--model-control", "explicit", "--load-model", "*", "--tei", "potion"
+    with serve(root, *options, "--max-shared-memory-bytes", "1048576") as server:
         yield server
 
 

@@ -40,6 +40,8 @@ HEALTH_PATHS = frozenset((*LIVE_PATHS, *READY_PATHS))
 """Paths without authentication and traces, because an orchestrator has no API key."""
 INDEX_PATH = "/"
 """Its route checks the key itself, because it sends browsers to a page before."""
+TEI_PATH = "/embed"
+"""The path that POST to the index stands for, with its check of the key and its form of errors."""
 PAGE_PATHS = frozenset({"/docs", "/inspect", "/openapi.json"})
 STATIC_DOCUMENTS = "/docs/static"
 PAGE_FILES = (f"{STATIC_DOCUMENTS}/", "/inspect/")
@@ -153,6 +155,8 @@ class Dispatcher:
         client = scope.get("client")
         channel.context.target = scope.get("method", "GET"), scope["path"], client[0] if client else ""
         CURRENT_REQUEST.set(channel.context)
+        if scope["path"] == INDEX_PATH and scope.get("method") == "POST":
+            scope = {**scope, "path": TEI_PATH}
         try:
             if self.trace is None or scope["path"] in HEALTH_PATHS:
                 await self._enter(scope, channel.receive, channel.send)

@@ -1,5 +1,6 @@
 """Errors as HTTP responses. No other module maps errors to status codes."""
 
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -8,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.requests import HTTPConnection
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Mount
 from starlette.types import Receive, Scope, Send
 
 from preblock.service.api.http.methods import complete_methods
@@ -37,8 +39,8 @@ OPEN_INFERENCE = "/v2"
 """Path prefix of the Open Inference Protocol. Its errors are `{"error": "…"}`."""
 OPENAI = "/v1"
 """Path prefix of the OpenAI API. Its errors are `{"error": {"message": "…", …}}`."""
-TEI = "/tei/"
-"""Path prefix of text-embeddings-inference. Its errors are `{"error": "…", "error_type": "…"}`."""
+TEI, TEI_ROOT = "/tei/", frozenset({"/embed", "/embed_all", "/info", "/tokenize"})
+"""Path prefix and paths of text-embeddings-inference. Its errors are `{"error": "…", "error_type": "…"}`."""
 
 
 def status_of(error: errors.PreblockError, path: str) -> int:
@@ -90,7 +92,7 @@ def install(app: FastAPI) -> None:
         path, method = request.url.path, request.scope.get("method", "GET")  # a WebSocket opens with GET
         headers = dict(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            headers["Allow"] = complete_methods(headers.get("Allow", "GET"))
+            headers["Allow"] = complete_methods(_methods_of(request.scope, app.routes))
             if method == "OPTIONS":
                 return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
         response = _respond(path, error.status_code, error.detail, f"{method} {path}: {error.detail}")
@@ -107,6 +109,17 @@ def install(app: FastAPI) -> None:
     app.router.default = not_found
 
 
+def _methods_of(scope: Scope, routes: Iterable[BaseRoute]) -> list[str]:
+    """Return the methods of all routes of a path; FastAPI reports those of the first one. A folder of files has GET."""
+    routes = [route for route in routes if not isinstance(route, Mount)]
+    declared = (
+        method
+        for method in ("GET", "POST")
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in routes)
+    )
+    return list(declared) or ["GET"]
+
+
 def _respond(path: str, status: int, title: str, detail: str, error: errors.PreblockError | None = None) -> Response:
     """Return an error in the format of the protocol of `path`; without `error`, `title` names it."""
     media_type = "application/json"
@@ -114,7 +127,7 @@ def _respond(path: str, status: int, title: str, detail: str, error: errors.Preb
         document: dict[str, Any] = {"error": detail}
     elif path.startswith(OPENAI):
         document = error_body(detail, status) if error is None else error_document(error, status)
-    elif path.startswith(TEI):
+    elif path.startswith(TEI) or path in TEI_ROOT:
         document = tei.error_body(detail, status) if error is None else tei.error_document(error)
     else:
         media_type = MEDIA_TYPE

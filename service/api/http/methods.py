@@ -1,13 +1,15 @@
 """HEAD and OPTIONS requests (RFC 9110, sections 9.3.2 and 9.3.7): every path has them, and no route declares them."""
 
+from collections.abc import Iterable
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 
 
-def complete_methods(allow: str) -> str:
-    """Return the header `Allow` of a path with the methods in `allow`: HEAD beside GET, and OPTIONS on every path."""
-    listed = {method.strip() for method in allow.split(",")} | {"OPTIONS"}
+def complete_methods(declared: Iterable[str]) -> str:
+    """Return the header `Allow` of a path with the `declared` methods: HEAD beside GET, and OPTIONS on every path."""
+    listed = {*declared, "OPTIONS"}
     if "GET" in listed:
         listed.add("HEAD")
     return ", ".join(method for method in METHODS if method in listed)

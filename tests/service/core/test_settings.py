@@ -56,6 +56,7 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("uds", "/run/http.sock", Path("/run/http.sock")),
     ("provider", "cuda", "cuda"),
     ("aliases", "a=gpt, b.1/c-d=bert-2", "a=gpt, b.1/c-d=bert-2"),
+    ("tei", "wordllama:1", "wordllama:1"),
     ("model_control", "poll", "poll"),
     ("access_log_sample_rate", "0.5", 0.5),
     ("access_log_max_token_ids", "8", 8),

@@ -25,6 +25,7 @@ GETS = (
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/gpt", "/v2/models/gpt/ready", "/v2/models/gpt/stats"),
     *("/v2/models/gpt/versions/1", "/v1/models"),
 )
+FILE = "/docs/static/swagger-ui.css"
 IDS_TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
 
 
@@ -58,7 +59,8 @@ def test_head_has_the_headers_of_get(client: TestClient) -> None:
 
 def test_options_lists_allowed_methods(client: TestClient) -> None:
     for path, allow in (
-        *((path, "GET, HEAD, OPTIONS") for path in ("/", "/livez", "/docs", "/models/gpt", "/v2/health/ready")),
+        ("/", "GET, HEAD, POST, OPTIONS"),
+        *((path, "GET, HEAD, OPTIONS") for path in ("/livez", "/docs", "/models/gpt", "/v2/health/ready", FILE)),
         *((path, "POST, OPTIONS") for path in ("/models/gpt/embed", "/v1/embeddings", "/v2/models/gpt/infer")),
     ):
         answer = client.options(path)

@@ -21,7 +21,13 @@ from preblock.service.api.http.schemas.native_api import (
 from preblock.service.api.http.schemas.openai import EmbeddingsAnswer, EmbeddingsRequest, OpenAIError
 from preblock.service.api.http.schemas.shared_memory import RegisterCudaRequest, RegisterRequest
 from preblock.service.api.http.schemas.tables import PositionsAnswer
-from preblock.service.api.http.schemas.tei import SentenceError, SentenceRequest
+from preblock.service.api.http.schemas.tei import (
+    SentenceError,
+    SentenceRequest,
+    TextToken,
+    TokenizeRequest,
+    TokenVectorsRequest,
+)
 from preblock.service.api.http.schemas.v2 import InferAnswer, InferRequest, OpenInferenceError
 
 NAMED: dict[JsonSchemaMode, tuple[type[BaseModel], ...]] = {
@@ -31,6 +37,8 @@ NAMED: dict[JsonSchemaMode, tuple[type[BaseModel], ...]] = {
         DecodeRequest,
         EmbeddingsRequest,
         SentenceRequest,
+        TokenVectorsRequest,
+        TokenizeRequest,
         InferRequest,
         RegisterRequest,
         RegisterCudaRequest,
@@ -44,6 +52,7 @@ NAMED: dict[JsonSchemaMode, tuple[type[BaseModel], ...]] = {
         Problem,
         OpenAIError,
         SentenceError,
+        TextToken,
         OpenInferenceError,
     ),
 }

@@ -1,4 +1,4 @@
-"""`/embed` of text-embeddings-inference, with huggingface_hub as its client. Oracles: model2vec, wordllama, NumPy."""
+"""text-embeddings-inference, with huggingface_hub as its client. Oracles: model2vec, wordllama, tokenizers, NumPy."""
 
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,19 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from model2vec import StaticModel
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from tests.service.api.conftest import Keyed
 from tests.support.servers import Server
 from tests.support.shared import Shared
-from tests.support.static_models import WIDTH, load_wordllama
+from tests.support.static_models import WIDTH, load_wordllama, make_table, make_tokenizer
 
 TEXTS = ["hello world", "abc jih", "a", "hello hello b", "cab fed"]
 
 
 @pytest.fixture(scope="module")
 def static_server(static_repository: Path, shared: Shared) -> Server:
-    return shared.server("static", static_repository)
+    return shared.server("static", static_repository, "--tei", "plain")
 
 
 def client(server: Server, model: str, action: str = "") -> InferenceClient:
@@ -73,7 +74,7 @@ def test_ids_stand_for_texts(static_server: Server) -> None:
     assert rows[0] == httpx.post(url, json={"inputs": "hello world"}).json()[0]
 
 
-@pytest.mark.parametrize("direction", [None, "left", "right"])
+@pytest.mark.parametrize("direction", [None, "left", "right", "Left", "Right"])
 def test_long_text_is_cut_only_on_request(static_server: Server, direction: Any) -> None:
     letters = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]  # two more than the limit of the model
     with pytest.raises(HfHubHTTPError, match="422"):
@@ -87,7 +88,7 @@ def test_long_text_is_cut_only_on_request(static_server: Server, direction: Any)
     found = client(static_server, "mapped").feature_extraction(
         " ".join(letters), truncate=True, truncation_direction=direction
     )
-    kept = letters[2:] if direction == "left" else letters[:8]
+    kept = letters[2:] if direction in ("left", "Left") else letters[:8]
     assert np.array_equal(found, client(static_server, "mapped").feature_extraction(" ".join(kept)))
 
 
@@ -107,10 +108,12 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("bag", {"inputs": 5}, 422, "inputs: "),
     *(("bag", {"inputs": [number]}, 422, "inputs[0]: ") for number in (1.5, 99)),
     ("bag", {"inputs": "a", "truncate": "yes"}, 422, "truncate: "),
-    ("bag", {"inputs": "a", "truncation_direction": "up"}, 422, "truncation_direction: "),
+    ("bag", {"inputs": "a", "truncation_direction": "up"}, 422, "truncation_direction: got up, expected Left, Right"),
     ("bag", {"inputs": "a", "normalize": 1}, 422, "normalize: "),
     ("bag", {"inputs": "a", "dimensions": 9}, 422, "dimensions: got 9, expected 1 to 8"),
-    ("bag", {"inputs": "a", "prompt_name": "query"}, 422, "unknown field prompt_name"),
+    ("bag", {"inputs": "a", "prompt_name": "query"}, 422, "prompt_name: got query, expected nothing"),
+    ("bag", {"inputs": "a", "truncation": True}, 422, "unknown field truncation; did you mean truncate?"),
+    ("bag", {"inputs": "a", "Normalise": False}, 422, "unknown field Normalise; did you mean normalize?"),
     ("mapped", {"inputs": "!"}, 422, "inputs[0]: "),
     ("bert", {"inputs": "a"}, 422, "model bert has no sentence embeddings"),
     ("nope", {"inputs": "a"}, 404, "model: got nope, expected bag, bert, mapped, plain"),
@@ -139,7 +142,96 @@ def test_other_bodies_and_methods_are_rejected(static_server: Server) -> None:
         assert answer.json()["error_type"] == "Validation"
 
 
+def test_unknown_fields_are_ignored_and_listed(static_server: Server) -> None:
+    """Clients of other servers send `options`; a name from a client cannot add a header."""
+    url, body = f"{static_server.address}/tei/bag/embed", {"inputs": "hello"}
+    ignored = {"options": {"wait_for_model": True}, "encoding_format": "base64", "a\r\nX-B: é": 1}
+    answer = httpx.post(url, json=body | ignored)
+    assert answer.json() == httpx.post(url, json=body).json()
+    assert answer.headers["Preblock-Ignored"] == "options, encoding_format, a%0D%0AX-B%3A%20%C3%A9"
+    many = {f"{number}".rjust(70, "é"): number for number in range(33)}
+    refused = httpx.post(url, json=body | many)
+    assert (refused.status_code, refused.json()["error"]) == (422, "field: got 33 unknown fields, expected at most 32")
+    del many[next(iter(many))]
+    assert len(httpx.post(url, json=body | many).headers["Preblock-Ignored"]) == 1024
+    assert "Preblock-Ignored" not in httpx.post(url, json=body).headers
+
+
+def test_root_answers_for_the_named_model(static_server: Server) -> None:
+    with httpx.Client(base_url=static_server.address) as http:
+        for path in ("/embed", "/", "/embed_all", "/tokenize"):
+            found = http.post(path, json={"inputs": TEXTS})
+            assert found.status_code == 200
+            assert found.json() == http.post(f"/tei/plain{path}".rstrip("/"), json={"inputs": TEXTS}).json()
+        assert http.get("/info").json()["model_id"] == "plain"
+        assert http.post("/", content=b"{").json()["error_type"] == "Validation"
+    assert InferenceClient(base_url=static_server.address).feature_extraction("a").shape == (1, WIDTH)
+
+
+def test_root_without_a_name_needs_one_candidate(model_server: Server) -> None:
+    with httpx.Client(base_url=model_server.address) as http:
+        assert http.post("/", json={"inputs": "a"}).json() == http.post("/tei/wordllama", json={"inputs": "a"}).json()
+        info = http.get("/info").json()
+        assert (info["model_id"], info["model_type"]) == ("wordllama", {"embedding": {"pooling": "mean"}})
+        refused = http.post("/embed_all", json={"inputs": "a"})
+        message = "/embed_all: minilm, wordllama can answer; start the server with --tei MODEL"
+        message += ", or send to /tei/MODEL/embed_all"
+        assert (refused.status_code, refused.json()) == (422, {"error": message, "error_type": "Validation"})
+        assert http.get("/").json()["name"] == "preblock"
+        assert http.get("/", headers={"Accept": "text/html"}).headers["Location"] == "/inspect"
+        assert http.get("/metrics").status_code == 200
+
+
+def test_embed_all_returns_each_token_of_each_text(static_server: Server, model_server: Server) -> None:
+    rows = httpx.post(f"{static_server.address}/tei/plain/embed_all", json={"inputs": TEXTS}).json()
+    ids = [encoding.ids for encoding in make_tokenizer().encode_batch(TEXTS, add_special_tokens=False)]
+    for row, expected in zip(rows, ids, strict=True):
+        assert np.array_equal(np.array(row, np.float32), make_table()[expected])
+    texts = ["Hello, naïve 東京", "a"] * 100  # with numbers as text while they are sent
+    many = httpx.post(f"{model_server.address}/tei/minilm/embed_all", json={"inputs": texts}).json()
+    native = {"text": texts[0], "encoding": "float"}
+    (one,) = httpx.post(f"{model_server.address}/models/minilm/embed", json=native).json()["embeddings"]
+    assert (len(many), many[198]) == (200, one)
+    assert len(many[199]) == 3
+    cut = {"inputs": "a " * 600, "truncate": True, "truncation_direction": "Left"}
+    (cut_row,) = httpx.post(f"{model_server.address}/tei/minilm/embed_all", json=cut).json()
+    assert len(cut_row) == 512
+
+
+def test_tokenize_returns_the_tokens_of_the_tokenizer(model_server: Server, model_repository: Path) -> None:
+    text = "Hello, naïve 東京! 👩\u200d👧"
+    library = Tokenizer.from_file(str(model_repository / "minilm/1/tokenizer.json"))
+    library.no_padding()  # the file has both, and the service cuts and pads nothing
+    library.no_truncation()
+    url = f"{model_server.address}/tei/minilm/tokenize"
+    for special in (True, False):
+        expected = library.encode(text, add_special_tokens=special)
+        (found,) = httpx.post(url, json={"inputs": text, "add_special_tokens": special}).json()
+        assert [token["id"] for token in found] == expected.ids
+        assert [token["special"] for token in found] == [mark == 1 for mark in expected.special_tokens_mask]
+        spans = [(None, None) if token["special"] else (token["start"], token["stop"]) for token in found]
+        ordinary = zip(expected.offsets, expected.special_tokens_mask, strict=True)
+        assert spans == [(None, None) if mark else span for span, mark in ordinary]
+        assert all(token["text"] == text[token["start"] : token["stop"]] for token in found if not token["special"])
+    two = httpx.post(url, json={"inputs": ["a", "b c"]}).json()
+    assert [[token["text"] for token in row] for row in two] == [["[CLS]", "a", "[SEP]"], ["[CLS]", "b", "c", "[SEP]"]]
+    for model, inputs in (("minilm", [1, 2]), ("gpt2-small", "a")):
+        refused = httpx.post(f"{model_server.address}/tei/{model}/tokenize", json={"inputs": inputs})
+        assert (refused.status_code, refused.json()["error_type"]) == (422, "Validation")
+    assert httpx.get(f"{model_server.address}/metrics").status_code == 200
+
+
 def test_key_opens_only_its_models(keyed: Keyed) -> None:
     for headers, status in (({}, 401), (keyed.headers, 403)):
         answer = httpx.post(f"{keyed.address}/tei/bert/embed", json={"inputs": "a"}, headers=headers)
         assert (answer.status_code, answer.json()["error_type"]) == (status, "Validation")
+
+
+def test_root_knows_only_the_models_of_a_key(keyed: Keyed) -> None:
+    body = {"inputs": "a"}
+    for path in ("/", "/embed", "/tokenize"):
+        assert httpx.post(f"{keyed.address}{path}", json=body).json().keys() == {"error", "error_type"}
+        assert httpx.post(f"{keyed.address}{path}", json=body).status_code == 401
+    answer = httpx.post(f"{keyed.address}/tokenize", json=body, headers=keyed.headers)  # `bert` has a tokenizer
+    assert (answer.status_code, "no served model" in answer.json()["error"]) == (404, True)
+    assert httpx.get(keyed.address).headers["Content-Type"] == "application/problem+json"

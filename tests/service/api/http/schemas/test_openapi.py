@@ -18,8 +18,13 @@ ROUTES = [
     *(("get", path) for path in ("/", "/livez", "/readyz", "/health", "/ping", "/metrics")),
     *(("get", path) for path in ("/models", "/v1/models", "/v1/models/{model}")),
     *(("get", f"/v2{path}") for path in ("", "/health/live", "/health/ready", "/models", "/models/stats")),
-    *(("post", path) for path in ("/v1/embeddings", "/v2/repository/index", "/tei/{static_model}")),
-    ("post", "/tei/{static_model}/embed"),
+    *(("post", path) for path in ("/v1/embeddings", "/v2/repository/index", "/", "/tei/{static_model}")),
+    *(
+        (method, f"{model}/{action}")
+        for method, actions in {"post": ("embed", "embed_all", "tokenize"), "get": ("info",)}.items()
+        for action in actions
+        for model in ("", "/tei/{static_model}")
+    ),
     *(("post", f"/v2/repository/models/{{name}}/{verb}") for verb in ("load", "unload")),
     *(("get", f"/models/{{name}}{version}") for version in ("", "/versions/{version}")),
     *(
