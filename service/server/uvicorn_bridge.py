@@ -287,10 +287,10 @@ class ExchangeWithoutChunks(Exchange):
     async def send(self, message: Any) -> None:
         """Send a message of the response."""
         if message["type"] == "http.response.start":
-            headers = dict(message["headers"])
-            self.ends_by_close = b"content-length" not in headers
+            names = {name.lower() for name, _ in message["headers"]}
+            self.ends_by_close = b"content-length" not in names
             self.keep_alive = self.keep_alive and not self.ends_by_close
-            if self.keep_alive and b"connection" not in headers:
+            if self.keep_alive and b"connection" not in names:
                 message = {**message, "headers": [*message["headers"], (b"connection", b"keep-alive")]}
         if self.ends_by_close:
             self.chunked_encoding, self.expected_content_length = False, len(message.get("body", b""))

@@ -86,7 +86,7 @@ def answers(address: str, sent: bytes) -> bytes:
         *(b"GET " + target.encode("latin-1") + HEAD + b"\r\n" for target in TARGETS),
         *(b"POST /length" + HEAD + body for body in BODIES),
         *(method + b" /" + kind.encode() + HEAD + b"\r\n" for kind in ANSWERS for method in (b"GET", b"HEAD")),
-        b"GET /length HTTP/1.0\r\n\r\n",
+        *(b"GET /" + kind + b" HTTP/1.0\r\n\r\n" for kind in (b"length", b"error")),
     ],
     ids=lambda sent: repr(sent[:30]),
 )
@@ -103,6 +103,15 @@ def test_error_after_response_does_not_end_the_next(addresses: list[str]) -> Non
     with RawConnection(addresses[0]) as stream:
         for kind in (b"late", b"slow"):
             assert stream.ask(b"GET /" + kind + HEAD + b"\r\n")[0] == 200
+
+
+def test_http_1_0_connection_is_kept_until_a_close(addresses: list[str]) -> None:
+    kept = b" HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+    with RawConnection(addresses[0]) as stream:
+        heads = [stream.ask(b"GET /" + kind + kept)[1].lower() for kind in (b"length", b"slow", b"error")]
+        assert ["connection: keep-alive" in head for head in heads] == [True, True, False]
+        assert "connection: close" in heads[2]
+        assert stream.file.read() == b""
 
 
 @pytest.mark.parametrize("version", ["0.9", "1.0"])
