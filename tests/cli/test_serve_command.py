@@ -172,7 +172,7 @@ def test_explicit_mode_loads_only_named_models(tiny_repository: Path, tmp_path: 
     root = shutil.copytree(tiny_repository, tmp_path / "root")
     options = "--model-control", "explicit", "--workers", workers, "--alias", "words=bert"
     with serve(root, *options) as server:
-        assert is_ready(server)[1] == 200
+        assert is_ready(server)[1] == {200}
         assert {model["ready"] for model in httpx.get(f"{server.address}/models", timeout=60).json()} == {False}
     with serve(root, *options, "--load-model", "words") as server:
 

@@ -66,7 +66,6 @@ def answer(app: Any, method: str, path: str) -> tuple[int, str | None, bytes]:
         "/models/a/embed/",
         "/model/a/embed",
         "/embed",
-        "/",
     ],
 )
 @pytest.mark.parametrize("method", ["POST", "GET"])
