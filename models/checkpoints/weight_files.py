@@ -5,7 +5,7 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +17,7 @@ from preblock.models.checkpoints.other_names import describe_other_weights
 from preblock.models.frontend_file import INDEX, STORED_TYPES, WEIGHTS
 from preblock.service.artifacts.safetensors_header import TYPES, read_header
 from preblock.service.core.errors import ArtifactError
+from preblock.service.core.files import is_inside
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """First bytes of the file that a clone holds in place of a large one, until `git lfs pull`."""
@@ -184,12 +185,12 @@ def check_file(file: Path) -> None:
 
     Raises:
         CheckpointError: it is missing, unreadable, a pipe or device, a pointer of Git LFS, or a link out of its folder.
-            Only links within a hub's cache, from `snapshots` to `blobs`, may leave the folder.
+            Only links within one hub cache, from `snapshots` to `blobs`, may leave the folder.
 
     """
     try:
         target = Path(os.path.realpath(file, strict=True))
-        if not any(target.is_relative_to(root) for root in _roots(file.parent.resolve())):
+        if not is_inside(target, [file.parent]):
             raise CheckpointError(f"{file}: a link to {target}, outside the folder; replace it by a copy of that file")
         if not stat.S_ISREG(target.stat().st_mode):
             raise CheckpointError(f"{file}: a folder, pipe or device, expected a regular file")
@@ -198,14 +199,6 @@ def check_file(file: Path) -> None:
                 raise CheckpointError(f"{file}: a pointer of Git LFS, expected the file itself; run `git lfs pull`")
     except OSError as error:
         _refuse(file, error)
-
-
-def _roots(folder: Path) -> Iterator[Path]:
-    """Yield the allowed places of the files of `folder`."""
-    yield folder
-    for snapshot in (folder, *folder.parents):
-        if snapshot.parent.name == "snapshots":
-            yield snapshot.parent.parent / "blobs"
 
 
 def _refuse(file: Path, error: OSError) -> NoReturn:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import DATA
 from preblock.service.artifacts.onnx_check import MAX_GRAPH_BYTES, parse
 from preblock.service.artifacts.onnx_subset_pb2 import GraphProto, ValueInfoProto
 from preblock.service.core.files import read_file
@@ -18,6 +19,11 @@ def build_position_graph(folder: Path, manifest: Manifest) -> bytes | None:
     rows = _find_position_rows(model.graph)
     if rows is None:
         return None
+    # onnxruntime resolves links, so it needs the name of the data file itself, such as a blob of a hub cache.
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = (folder / DATA).resolve().name
     # onnxruntime infers the type, and drops unused nodes.
     model.graph.ClearField("output")
     model.graph.output.append(ValueInfoProto(name=rows))

@@ -13,7 +13,7 @@ from preblock.service.artifacts.names import MANIFEST
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.artifacts.safetensors_header import TYPES, Header, read_header
 from preblock.service.core.errors import ArtifactError
-from preblock.service.core.files import FileSignature, open_file, signature_of
+from preblock.service.core.files import FileSignature, is_inside, open_file, signature_of
 
 
 def check_references(manifest: Artifact, roots: Sequence[Path]) -> dict[str, FileSignature]:
@@ -63,7 +63,7 @@ def open_reference(path: str, roots: Sequence[Path]) -> BufferedReader:
     if not Path(path).is_absolute() or os.path.normpath(path) != path or "\0" in path:
         raise ArtifactError(field, path, "an absolute path without '..'")
     target = Path(os.path.realpath(path))
-    if not any(target.is_relative_to(os.path.realpath(root)) for root in roots):
+    if not is_inside(target, roots):
         link = "" if target == Path(path) else f", a link to {target},"
         allowed = ", ".join(map(str, roots)) or "no folder"
         message = f"{field}{link} is outside the folders of the setting reference_roots: {allowed}"

@@ -1,8 +1,9 @@
-"""Reading the files of an artifact: regular files only, up to an expected size."""
+"""Reading the files of an artifact or a checkpoint: regular files only, up to an expected size."""
 
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from io import BufferedReader
 from pathlib import Path
 
@@ -19,18 +20,38 @@ def signature_of(status: os.stat_result) -> FileSignature:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
+def is_inside(target: Path, folders: Sequence[Path]) -> bool:
+    """Return whether a resolved path is in one of `folders`, or in the hub cache around one.
+
+    A hub cache is a folder `models--owner--name`, whose folders `snapshots/<commit>` have links into `blobs`. All of it
+    counts as inside.
+    """
+    for folder in folders:
+        place = Path(os.path.realpath(folder))
+        caches = (above.parent for above in place.parents if above.name == "snapshots")
+        hub_caches = (cache for cache in caches if cache.name.startswith("models--"))
+        if any(target.is_relative_to(root) for root in (place, *hub_caches)):
+            return True
+    return False
+
+
 def open_file(file: Path) -> BufferedReader:
     """Open `file` to read.
 
     Raises:
-        ArtifactError: it is a symbolic link, is no regular file, or cannot be opened.
+        ArtifactError: it is a link out of its folder and its hub cache, is no regular file, or cannot be opened.
         Unavailable: the process lacks descriptors or memory.
 
     """
     try:
-        _check(file.name, os.lstat(file))  # first, because opening a device or FIFO may have an effect
+        target = Path(os.path.realpath(file, strict=True))
+        if not is_inside(target, [file.parent]):
+            expected = "a file in its folder or its hub cache"
+            message = f"{file.name} is a link to {target}, expected {expected}"
+            raise ArtifactError(file.name, f"a link to {target}", expected, message=message)
+        _check(file.name, os.lstat(target))  # first, because opening a device or FIFO may have an effect
         # These flags detect a link or FIFO that has replaced the file since, without blocking.
-        stream = os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        stream = os.fdopen(os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     except OSError as error:
         raise unreadable(file.name, error) from error
     try:

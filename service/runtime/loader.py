@@ -1,6 +1,5 @@
 """Loads an artifact: checks it, opens its graphs, and runs each once."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -164,7 +163,7 @@ def _check_unchanged(
 ) -> None:
     """Raise ArtifactError if a file has changed since `_check_files`."""
     for file, signature in signatures.items():
-        if signature_of(os.lstat(folder / file)) != signature:
+        if signature_of((folder / file).stat()) != signature:
             message = f"{file} changed while it was opened"
             raise ArtifactError(file, "a change while it was opened", "the checked file", message=message)
     if read_signatures(references) != references:

@@ -69,7 +69,8 @@ class Session:
         threads: of one call; default 1.
         graph: file name in the artifact; default model.onnx.
         gpu_mem_limit_bytes: GPU memory limit, tables included; default None: no limit.
-        content: ONNX to run in place of the file `graph`, with tables in the same data file; default None.
+        content: ONNX to run in place of the file `graph`, with tables in the same data file, by its name without
+            links; default None.
 
     Raises:
         ArtifactError: onnxruntime cannot load the graph; the log says why.
@@ -89,7 +90,8 @@ class Session:
         _check_readable(folder, graph)
         options = _session_options(threads)
         if content is not None:
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+            place = (folder / DATA).resolve().parent
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(place))
         providers: list[Any] = [provider]
         if provider != CPU:
             # onnxruntime does not count tables, and ignores a limit below their size.

@@ -115,7 +115,8 @@ def fingerprint(folder: Path, references: Iterable[str] = ()) -> Fingerprint:
 
     """
     try:
-        files = sorted((file.name, signature_of(file.lstat())) for file in folder.iterdir())
+        # Of the target of a link: a changed file in a hub's cache must be seen.
+        files = sorted((file.name, signature_of(file.stat(follow_symlinks=file.exists()))) for file in folder.iterdir())
     except OSError as error:
         if error.errno in SCARCE:
             raise

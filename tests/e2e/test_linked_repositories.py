@@ -55,7 +55,7 @@ def test_linked_file_is_refused_with_its_name(linked: Path) -> None:
     graph.unlink()
     graph.symlink_to(linked.parent / "source/gpt/1/model.onnx")
     with (
-        pytest.raises(AssertionError, match=r"gpt/1/model\.onnx: got a symbolic link, expected a regular file"),
+        pytest.raises(AssertionError, match=r"gpt/1/model\.onnx is a link to .*, expected a file in its folder"),
         serve(linked),
     ):
         pass

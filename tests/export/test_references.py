@@ -269,7 +269,7 @@ def test_hash_of_a_hub_is_recorded_and_verified(reference_checkpoint: Path, tmp_
     shutil.copy(reference_checkpoint / "config.json", snapshot)
     result = export(str(snapshot), "m", tmp_path, reference=True)
     assert {path: of.sha256 for path, of in manifest_of(result).references.items()} == {str(blob): digest}
-    verify(result.folder, reference_roots=[cache])
+    verify(result.folder, reference_roots=[snapshot])
     _damage(blob)
     with pytest.raises(ExportError, match=r"got sha256 \w+…, expected \w+…, as published"):
         verify(result.folder, reference_roots=[cache])

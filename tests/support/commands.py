@@ -99,6 +99,13 @@ def load(*sources: str) -> None:
         print(load_source(source).record.revision)  # noqa: T201
 
 
+def download(name: str) -> None:
+    """Print the folder of a hub's repository in the cache, as huggingface_hub downloads it."""
+    from huggingface_hub import snapshot_download
+
+    print(snapshot_download(name))  # noqa: T201
+
+
 def export_without_transformers(source: Path, repository: Path) -> None:
     """Export `source` where transformers cannot be imported, and print the folder of the artifact."""
     from preblock.export.exporter import export
