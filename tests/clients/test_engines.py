@@ -77,22 +77,6 @@ def test_sglang_example_payload_is_one_prompt(
     assert np.array_equal(np.array(request["input_embeds"], np.float32), expected)
 
 
-def test_tensorrt_llm_example_table_matches_ids(tiny_server: Server, tmp_path: Path) -> None:
-    arguments = ["3,1", "+4,5", "2", "+0"]
-    done = run(tiny_server.address, "gpt", *arguments, example="tensorrt_llm_prompt_table.py", folder=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "3 1 7 8 2 9\n", "")
-    # As `_prepare_ptuning` in tensorrt_llm/runtime/model_runner.py at 2340c776201e4dba9aa625b8615e3e6ca9d7a7f6.
-    table = torch.from_numpy(np.load(tmp_path / "prompt_table.npy"))
-    _, task_vocab_size, hidden_size = table.size()
-    table = table.view(-1, hidden_size)
-    (ids,) = torch.from_numpy(np.load(tmp_path / "input_ids.npy"))
-    with preblock.connect(tiny_server.address) as client:
-        rows = client.embed([3, 1, 4, 5, 2, 0], model="gpt", output="token_embeddings").to_torch()[0]
-        size = client.model("gpt").vocab_size
-    assert (task_vocab_size, size) == (3, 7)
-    assert torch.equal(table[ids[ids >= size] - size], rows[[2, 3, 5]])
-
-
 def test_engine_examples_print_server_error_in_one_line(
     tiny_server: Server, stand_in: tuple[str, type[StandIn]]
 ) -> None:
@@ -100,19 +84,12 @@ def test_engine_examples_print_server_error_in_one_line(
     for example, arguments in (
         ("vllm_chat.py", ("gpt", address, "Hello")),
         ("sglang_input_embeds.py", ("nope", address, "1")),
-        ("tensorrt_llm_prompt_table.py", ("gpt", "7", "+1")),
         ("llama_cpp_rows.py", ("nope", "1")),
     ):
         done = run(tiny_server.address, *arguments, example=example)
         assert done.returncode == 1
         assert done.stderr.startswith("Preblock: ")
         assert done.stderr.count("\n") == 1
-
-
-def test_tensorrt_llm_example_with_malformed_part_exits_2(tiny_server: Server) -> None:
-    done = run(tiny_server.address, "gpt", "3,x", example="tensorrt_llm_prompt_table.py")
-    assert done.returncode == 2
-    assert "argument parts: invalid read_part value: '3,x'" in done.stderr
 
 
 def batch_type() -> type[ctypes.Structure]:
