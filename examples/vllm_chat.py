@@ -1,12 +1,12 @@
 """Send a chat message to vLLM as vectors, with `prompt_embeds` of a running Preblock.
 
-    vllm serve Qwen/Qwen3-0.6B --port 8001 --enable-prompt-embeds --dtype float32
+    vllm serve Qwen/Qwen3-0.6B --port 8001 --enable-prompt-embeds
     preblock export hf:Qwen/Qwen3-0.6B --name qwen3
     preblock serve --port 8000
     python examples/vllm_chat.py http://127.0.0.1:8000 qwen3 http://127.0.0.1:8001 "What is the capital of France?"
 
 vLLM puts its chat template around the part, so the vectors are those of the message alone, without special tokens. It
-needs the tensor in its own dtype: pass --dtype if vLLM does not run in float32.
+casts them to its own dtype.
 """
 
 import argparse
@@ -28,13 +28,10 @@ def main() -> None:
     parser.add_argument("model", help="name of the model in Preblock")
     parser.add_argument("vllm", help="address of vLLM with the same model and --enable-prompt-embeds")
     parser.add_argument("message", help="text of the user's message")
-    parser.add_argument("--dtype", default="float32", help="dtype of vLLM (default: float32)")
     given = parser.parse_args()
     try:
         with preblock.connect(given.service) as client:
-            (prompt,) = client.prompt_embeds(
-                text=given.message, model=given.model, dtype=given.dtype, special_tokens=False
-            )
+            (prompt,) = client.prompt_embeds(text=given.message, model=given.model, special_tokens=False)
         with httpx.Client(base_url=given.vllm, timeout=300) as http:
             served = http.get("/v1/models").raise_for_status().json()["data"][0]["id"]
             message = {"role": "user", "content": [chat_part(prompt)]}

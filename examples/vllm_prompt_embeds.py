@@ -1,12 +1,12 @@
 """Let vLLM complete a prompt from its vectors instead of its ids, with `prompt_embeds` of a running Preblock.
 
-    vllm serve openai-community/gpt2 --port 8001 --enable-prompt-embeds --dtype float32
+    vllm serve openai-community/gpt2 --port 8001 --enable-prompt-embeds
     preblock export hf:openai-community/gpt2 --name gpt2
     preblock serve --port 8000
     python examples/vllm_prompt_embeds.py http://127.0.0.1:8000 gpt2 http://127.0.0.1:8001 464 2068 7586
 
-The field holds a tensor (tokens, width) of token embeddings, saved by torch, in base64. vLLM adds positions itself. It
-needs the tensor in its own dtype: pass --dtype if vLLM does not run in float32.
+The field holds a tensor (tokens, width) of token embeddings, saved by torch, in base64. vLLM adds positions itself, and
+casts the tensor to its own dtype.
 """
 
 import argparse
@@ -23,10 +23,10 @@ except ModuleNotFoundError as missing:
     ) from None
 
 
-def complete(service: str, model: str, vllm: str, ids: list[int], dtype: str, tokens: int) -> list[str]:
+def complete(service: str, model: str, vllm: str, ids: list[int], tokens: int) -> list[str]:
     """Return the completions of vLLM for the vectors of the ids, and for the ids."""
     with preblock.connect(service) as client:
-        (prompt,) = client.prompt_embeds(ids, model=model, dtype=dtype)
+        (prompt,) = client.prompt_embeds(ids, model=model)
     with httpx.Client(base_url=vllm, timeout=300) as http:
         served = http.get("/v1/models").raise_for_status().json()["data"][0]["id"]
         options = {"model": served, "max_tokens": tokens, "temperature": 0}
@@ -44,11 +44,10 @@ def main() -> None:
     parser.add_argument("model", help="name of the model in Preblock")
     parser.add_argument("vllm", help="address of vLLM with the same model and --enable-prompt-embeds")
     parser.add_argument("ids", type=int, nargs="+", help="token ids of the prompt")
-    parser.add_argument("--dtype", default="float32", help="dtype of vLLM (default: float32)")
     parser.add_argument("--tokens", type=int, default=16, help="number of tokens to generate (default: 16)")
     given = parser.parse_args()
     try:
-        by_vectors, by_ids = complete(given.service, given.model, given.vllm, given.ids, given.dtype, given.tokens)
+        by_vectors, by_ids = complete(given.service, given.model, given.vllm, given.ids, given.tokens)
     except ClientError as error:
         raise SystemExit(f"Preblock: {error}") from error
     except httpx.HTTPError as error:

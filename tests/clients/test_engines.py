@@ -34,11 +34,20 @@ def engine_function(file: str, name: str) -> Any:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`safe_load_prompt_embeds` of vLLM, with the base64 of Python for that of pybase64: both take `validate`."""
-    exceptions = ModuleType("vllm.exceptions")
-    exceptions.VLLMValidationError = ValueError  # type: ignore[attr-defined]
-    for name, module in (("vllm", ModuleType("vllm")), ("vllm.exceptions", exceptions), ("pybase64", base64)):
-        monkeypatch.setitem(sys.modules, name, module)
+    """`safe_load_prompt_embeds` of vLLM, with functions of Python and torch for those that it imports."""
+    names: dict[str, dict[str, Any]] = {
+        "exceptions": {"VLLMValidationError": ValueError},
+        "utils.async_utils": {"make_async": lambda function: function},
+        "utils.sparse_utils": {
+            "check_sparse_tensor_invariants_threadsafe": torch.sparse.check_sparse_tensor_invariants,
+            "safe_to_dense": lambda tensor, **_: tensor.to_dense(),
+        },
+    }
+    for name in ("vllm", "vllm.utils"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for name, members in names.items():
+        monkeypatch.setitem(sys.modules, f"vllm.{name}", SimpleNamespace(**members))
+    monkeypatch.setitem(sys.modules, "pybase64", base64)  # both take `validate`
     return engine_function("vllm_embed_utils.txt", "safe_load_prompt_embeds")
 
 
@@ -52,12 +61,18 @@ def test_vllm_chat_example_sends_vectors_without_special_tokens(
     ((message),) = request["messages"]
     (part,) = message["content"]
     assert (message["role"], part["type"]) == ("user", "prompt_embeds")
-    tensor = vllm(SimpleNamespace(enable_prompt_embeds=True), part["data"])
+    model = {
+        "enable_prompt_embeds": True,
+        "dtype": torch.bfloat16,
+        "hf_text_config": None,
+        "get_hidden_size": lambda: 384,
+    }
+    tensor = vllm(SimpleNamespace(**model), part["data"])
     with preblock.connect(model_server.address) as client:
         ids = client.text("Hello, world!", model="minilm", return_tokens=True).input_ids
         assert ids is not None
         expected = client.embed(ids[0][1:-1], model="minilm", output="token_embeddings").to_torch()
-    assert torch.equal(tensor, expected[0])
+    assert torch.equal(tensor, expected[0].bfloat16())
 
 
 @pytest.mark.parametrize("whole", [False, True])
