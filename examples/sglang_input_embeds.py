@@ -1,12 +1,12 @@
 """Let SGLang complete prompts from their vectors, with `input_embeds` made by a running Preblock.
 
-    python -m sglang.launch_server --model-path openai-community/gpt2 --port 30000 --disable-radix-cache
-    preblock export hf:openai-community/gpt2 --name gpt2
+    python -m sglang.launch_server --model-path Qwen/Qwen3-0.6B --dtype bfloat16 --port 30000 --disable-radix-cache
+    preblock export hf:Qwen/Qwen3-0.6B --name qwen3
     preblock serve --port 8000
-    python examples/sglang_input_embeds.py http://127.0.0.1:8000 gpt2 http://127.0.0.1:30000 464 2068 7586
+    python examples/sglang_input_embeds.py http://127.0.0.1:8000 qwen3 http://127.0.0.1:30000 785 6722 315
 
-SGLang takes the numbers as JSON: about 20 bytes for each number, so a long prompt is large. The radix cache of SGLang
-compares token ids, and vectors have none: turn it off.
+SGLang takes the numbers as JSON: about 20 bytes for each number, so a long prompt is large. It rounds them to bfloat16.
+Its radix cache compares token ids, and vectors have none: turn it off. Its GPT-2 takes no vectors.
 """
 
 import argparse

@@ -51,14 +51,18 @@ _OPENVINO = Reading(
 )
 
 
+_SGLANG_SCALES = Reading(engine="sglang", versions=">=0.5.9", scale="none", source="0.5.9 and 0.5.23")
+_SGLANG_TAKES_SCALED = Reading(engine="sglang", versions=">=0.5.9", scale="applied", source="0.5.9 and 0.5.23")
+
+
 def _gemma(llama_cpp: Reading) -> tuple[Reading, ...]:
     """Gemma and Gemma 2: transformers and vLLM scaled given vectors in earlier versions."""
     return (
         Reading(engine=TRANSFORMERS, versions=">=5.4", scale="applied", source="5.4.0 and 5.24.0"),
         Reading(engine=TRANSFORMERS, versions="<5.4", scale="none", source="4.57.1 and 5.3.0"),
-        Reading(engine="vllm", versions=">=0.18", scale="applied", source="0.18.0; pull request 36787"),
+        Reading(engine="vllm", versions=">=0.18", scale="applied", source="0.18.0 and 0.33.0; pull request 36787"),
         Reading(engine="vllm", versions="<0.18", scale="none", source="0.17.1"),
-        Reading(engine="sglang", versions="==0.5.9", scale="none", source="0.5.9"),
+        _SGLANG_SCALES,
         llama_cpp,
         _GENAI,
     )
@@ -66,8 +70,8 @@ def _gemma(llama_cpp: Reading) -> tuple[Reading, ...]:
 
 _GEMMA3 = (
     Reading(engine=TRANSFORMERS, versions=">=4.57", scale="applied", source="4.57.1, 5.4.0 and 5.24.0"),
-    Reading(engine="vllm", versions=">=0.17", scale="applied", source="0.17.1 and 0.18.0"),
-    Reading(engine="sglang", versions="==0.5.9", scale="applied", source="0.5.9"),
+    Reading(engine="vllm", versions=">=0.17", scale="applied", source="0.17.1, 0.18.0 and 0.33.0"),
+    _SGLANG_TAKES_SCALED,
     Reading(engine="llama.cpp", versions="569a009", scale="applied", source="src/models/gemma3.cpp"),
     _GENAI,
     _OPENVINO,
@@ -75,7 +79,7 @@ _GEMMA3 = (
 _GEMMA3N = (_GEMMA3[0], _OPENVINO)
 _GRANITE = (
     Reading(engine=TRANSFORMERS, versions=f"=={READ_VERSION}", scale="none", source=READ_VERSION),
-    Reading(engine="vllm", versions=">=0.17", scale="none", source="0.17.1 and 0.18.0"),
+    Reading(engine="vllm", versions=">=0.17", scale="none", source="0.17.1, 0.18.0 and 0.33.0"),
 )
 CONSUMERS: Mapping[str, tuple[Reading, ...]] = {
     "gemma": _gemma(Reading(engine="llama.cpp", versions="860ee92", scale="applied", source="src/models/gemma.cpp")),
@@ -84,7 +88,7 @@ CONSUMERS: Mapping[str, tuple[Reading, ...]] = {
     "gemma3n": _GEMMA3N,
     "granite": (
         *_GRANITE,
-        Reading(engine="sglang", versions="==0.5.9", scale="none", source="0.5.9"),
+        _SGLANG_SCALES,
         Reading(
             engine="llama.cpp",
             versions="02eabed",
@@ -93,13 +97,15 @@ CONSUMERS: Mapping[str, tuple[Reading, ...]] = {
         ),
         _GENAI,
     ),
-    "granitemoe": _GRANITE,
-    "granitemoehybrid": _GRANITE,
-    "granitemoeshared": _GRANITE,
+    "granitemoe": (*_GRANITE, _SGLANG_SCALES),
+    "granitemoehybrid": (*_GRANITE, _SGLANG_TAKES_SCALED),
+    "granitemoeshared": (
+        *_GRANITE,
+        Reading(engine="sglang", versions=">=0.5.23", scale="none", source="0.5.23"),
+    ),
     "falcon_h1": (
         Reading(engine=TRANSFORMERS, versions=f"=={READ_VERSION}", scale="applied", source=READ_VERSION),
-        Reading(engine="vllm", versions=">=0.17", scale="none", source="0.17.1 and 0.18.0"),
-        Reading(engine="sglang", versions="==0.5.9", scale="none", source="0.5.9"),
+        Reading(engine="vllm", versions=">=0.17", scale="none", source="0.17.1, 0.18.0 and 0.33.0"),
     ),
 }
 """Model type, without the ending of a text side -> its consumers. Other families have a row of transformers alone."""
