@@ -17,6 +17,7 @@ try:
     from torch import Tensor, nn
     from torch.nn import functional
 
+    from preblock.failures import fails_in_one_line
     from preblock.models import (
         AlibiBias,
         HybridPositionalEncoding,
@@ -26,8 +27,7 @@ try:
         SinusoidalPositionalEncoding,
         rotate,
     )
-    from preblock.plots.files import check_suffix, save
-    from preblock.service.core.errors import Invalid
+    from preblock.plots.files import check_place, save
 except ModuleNotFoundError as missing:
     raise SystemExit(
         f"This example needs {missing.name}. After `make serve`: .venv/bin/python -m pip install matplotlib torch, "
@@ -136,6 +136,7 @@ def plot(results: dict[str, list[float | None]]) -> Figure:
     return figure
 
 
+@fails_in_one_line
 def main(arguments: list[str] | None = None) -> None:
     """Print a table of accuracies, and draw them."""
     parser = argparse.ArgumentParser(description="Train every kind of positions on a task with order.")
@@ -144,11 +145,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.steps < 1:
         parser.error(f"argument --steps: got {given.steps}, expected 1 or more")
-    try:
-        if given.output is not None:
-            check_suffix(given.output)
-    except Invalid as error:
-        parser.error(str(error))
+    if given.output is not None:
+        check_place(given.output)
     began = time.perf_counter()
     results = run(given.steps)
     print("tokens     ", *(f"{length:>7}" for length in TESTED_LENGTHS))

@@ -12,11 +12,11 @@ try:
     import numpy as np
     from matplotlib.figure import Figure
 
+    from preblock.failures import fails_in_one_line
     from preblock.models import SinusoidalPositionalEncoding
     from preblock.plots import PlotSource, read_artifact, read_module
     from preblock.plots.figures import cosine_similarity
-    from preblock.plots.files import check_suffix, save
-    from preblock.service.core.errors import PreblockError
+    from preblock.plots.files import check_place, save
 except ModuleNotFoundError as missing:
     raise SystemExit(
         f"This example needs {missing.name}. After `make serve`: .venv/bin/python -m pip install matplotlib torch, "
@@ -57,6 +57,7 @@ def draw(sources: list[PlotSource]) -> Figure:
     return figure
 
 
+@fails_in_one_line
 def main(arguments: list[str] | None = None) -> None:
     """Print the numbers, and draw them."""
     parser = argparse.ArgumentParser(description="Compare learned and sinusoidal positions.")
@@ -64,17 +65,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", default="minilm", help="a model with learned positions (%(default)s)")
     parser.add_argument("-o", "--output", type=Path, help="picture to write, .svg or .png")
     given = parser.parse_args(arguments)
-    try:
-        if given.output is not None:
-            check_suffix(given.output)
-        versions = [int(path.name) for path in (given.repository / given.model).glob("[1-9]*")]
-        if not versions:
-            raise SystemExit(f"--model: {given.repository} has no model {given.model}.")
-        learned = read_artifact(given.repository / given.model / str(max(versions)))
-        length, width = rows_of(learned).shape
-        sinusoids = read_module(SinusoidalPositionalEncoding(width, length), "sinusoids")
-    except PreblockError as error:
-        raise SystemExit(str(error)) from error
+    if given.output is not None:
+        check_place(given.output)
+    versions = [int(path.name) for path in (given.repository / given.model).glob("[1-9]*")]
+    if not versions:
+        raise SystemExit(f"--model: {given.repository} has no model {given.model}.")
+    learned = read_artifact(given.repository / given.model / str(max(versions)))
+    length, width = rows_of(learned).shape
+    sinusoids = read_module(SinusoidalPositionalEncoding(width, length), "sinusoids")
     print("distance  ", *(f"{distance:>6}" for distance in DISTANCES))
     for source in (learned, sinusoids):
         print(f"{source.name:<10}", *(f"{value:>6.3f}" for value in mean_cosines(source).values()))

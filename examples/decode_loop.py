@@ -16,7 +16,7 @@ try:
 
     import preblock
     from preblock.client import Client, Model
-    from preblock.client.errors import ClientError
+    from preblock.failures import fails_in_one_line
 except ModuleNotFoundError as missing:
     raise SystemExit(
         f"This example needs {missing.name}. After `make serve`: .venv/bin/python -m pip install torch, "
@@ -131,6 +131,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
+@fails_in_one_line
 def main(arguments: list[str] | None = None) -> None:
     """Generate tokens, and compare them with one call of the whole sequence."""
     parser = argparse.ArgumentParser(description="Generate tokens with the vectors of a running Preblock server.")
@@ -139,24 +140,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prompt", default="15496 11 995", help="token ids, or a text if the model has a tokenizer")
     parser.add_argument("--tokens", type=positive, default=20, help="number of tokens to generate (%(default)s)")
     given = parser.parse_args(arguments)
-    try:
-        with preblock.connect(given.server) as client:
-            model = find_model(client, given.server, given.model)
-            prompt = read_prompt(client, model, given.prompt)
-            length = len(prompt) + given.tokens - 1
-            if model.max_len is not None and length > model.max_len:
-                raise SystemExit(
-                    f"--tokens: the prompt of {len(prompt)} and {given.tokens} tokens are too long for {model.name}, "
-                    f"which has {model.max_len} positions."
-                )
-            blocks = Blocks(model.width, model.vocab_size or 0)
-            tokens = generate(client, model.name, blocks, prompt, given.tokens)
-            print(*prompt, "->", *tokens)
-            if tokens != predict_at_once(client, model.name, blocks, prompt, tokens):
-                raise SystemExit("One call with the whole sequence gives other tokens.")
-            print("One call with the whole sequence gives the same tokens.")
-    except ClientError as error:
-        raise SystemExit(str(error)) from error
+    with preblock.connect(given.server) as client:
+        model = find_model(client, given.server, given.model)
+        prompt = read_prompt(client, model, given.prompt)
+        length = len(prompt) + given.tokens - 1
+        if model.max_len is not None and length > model.max_len:
+            raise SystemExit(
+                f"--tokens: the prompt of {len(prompt)} and {given.tokens} tokens are too long for {model.name}, "
+                f"which has {model.max_len} positions."
+            )
+        blocks = Blocks(model.width, model.vocab_size or 0)
+        tokens = generate(client, model.name, blocks, prompt, given.tokens)
+        print(*prompt, "->", *tokens)
+        if tokens != predict_at_once(client, model.name, blocks, prompt, tokens):
+            raise SystemExit("One call with the whole sequence gives other tokens.")
+        print("One call with the whole sequence gives the same tokens.")
 
 
 if __name__ == "__main__":

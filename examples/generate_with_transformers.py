@@ -26,6 +26,7 @@ try:
     from torch import Tensor, nn
 
     import preblock
+    from preblock.failures import fails_in_one_line
 except ModuleNotFoundError as missing:
     raise SystemExit(
         f"This example needs {missing.name}. Install its packages: "
@@ -217,6 +218,15 @@ def tiny(family: str) -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, initializer_range=0.1)).eval()
 
 
+def read(folder: str) -> Any:
+    """Return the model in a folder."""
+    try:
+        return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    except Exception as error:  # of transformers, safetensors and torch
+        raise SystemExit(f"source: {folder}: {' '.join(str(error).split())}") from error
+
+
+@fails_in_one_line
 def main(arguments: list[str] | None = None) -> None:
     """Export, serve, generate and compare."""
     parser = argparse.ArgumentParser(description="Generate tokens with the blocks of a model and a served front-end.")
@@ -226,7 +236,7 @@ def main(arguments: list[str] | None = None) -> None:
     source: str = parser.parse_args(arguments).source
     if source not in BLOCKS and not Path(source).is_dir():
         raise SystemExit(f"source: {source!r} is neither {', '.join(BLOCKS)} nor a folder")
-    model = tiny(source) if source in BLOCKS else transformers.AutoModelForCausalLM.from_pretrained(source).eval()
+    model = tiny(source) if source in BLOCKS else read(source)
     family = model.config.model_type
     if family not in BLOCKS:
         raise SystemExit(f"source: {source} holds a {family}; this example knows {', '.join(BLOCKS)}")
@@ -236,7 +246,8 @@ def main(arguments: list[str] | None = None) -> None:
             model.save_pretrained(source)
         command = [str(Path(sys.executable).parent / "preblock")]
         repository = ["--repository", f"{folder}/repository"]
-        subprocess.run([*command, "export", source, "--name", "front", *repository], check=True)
+        if subprocess.run([*command, "export", source, "--name", "front", *repository], check=False).returncode:
+            raise SystemExit(1)  # the export printed its error
         serve = [*command, "serve", *repository, "--port", "0"]
         with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
             try:

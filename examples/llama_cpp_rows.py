@@ -23,6 +23,7 @@ try:
     import preblock
     from preblock.client import Model
     from preblock.client.errors import ClientError
+    from preblock.failures import fails_in_one_line
 except ModuleNotFoundError as missing:
     raise SystemExit(f"This example needs {missing.name}: pip install preblock") from None
 
@@ -56,7 +57,10 @@ def decode(gguf: str, rows: NDArray[np.float32]) -> str:
         import llama_cpp
     except ModuleNotFoundError:
         raise SystemExit("--gguf needs llama-cpp-python: pip install llama-cpp-python") from None
-    llama = llama_cpp.Llama(gguf, verbose=False)
+    try:
+        llama = llama_cpp.Llama(gguf, verbose=False)
+    except ValueError as error:
+        raise SystemExit(f"--gguf: {error}") from error
     batch = llama_cpp.llama_batch_init(len(rows), rows.shape[1], 1)
     fill(batch, rows)
     if llama_cpp.llama_decode(llama.ctx, batch):
@@ -67,6 +71,7 @@ def decode(gguf: str, rows: NDArray[np.float32]) -> str:
     return str(llama.detokenize([token]).decode(errors="replace"))
 
 
+@fails_in_one_line
 def main() -> None:
     """Write `prompt.f32`, or print the next token of llama.cpp."""
     parser = argparse.ArgumentParser(description="Give llama.cpp a prompt of vectors of a running Preblock.")
@@ -75,6 +80,8 @@ def main() -> None:
     parser.add_argument("ids", type=int, nargs="+", help="token ids of the prompt")
     parser.add_argument("--gguf", help="file of the same model for llama-cpp-python (default: write prompt.f32)")
     given = parser.parse_args()
+    if given.gguf is not None and not Path(given.gguf).is_file():
+        raise SystemExit(f"--gguf: {given.gguf} is no file")
     try:
         with preblock.connect(given.service) as client:
             output = find_output(client.model(given.model))

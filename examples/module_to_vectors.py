@@ -15,6 +15,7 @@ try:
     from torch import Tensor, nn
 
     from preblock.export import export_module
+    from preblock.failures import fails_in_one_line
 except ModuleNotFoundError as missing:
     raise SystemExit(
         f"This example needs {missing.name}. After `make serve`: .venv/bin/python -m pip install -e '.[torch]', "
@@ -51,6 +52,7 @@ def run(repository: Path) -> bool:
     return torch.equal(torch.from_numpy(vectors), module(ids, offset))
 
 
+@fails_in_one_line
 def main(arguments: list[str] | None = None) -> None:
     """Export, run, and compare."""
     parser = argparse.ArgumentParser(description="From a PyTorch module to vectors in ten lines.")

@@ -10,7 +10,7 @@ import click
 
 from preblock import __version__
 from preblock.cli import artifacts, bench, convert, export, families, keys, plot, serve
-from preblock.service.core.errors import PreblockError
+from preblock.failures import describe_failure
 
 COMMANDS = [
     *(export.export, export.verify, convert.convert, families.families),
@@ -49,11 +49,9 @@ def main() -> None:
 
 
 def _message(error: Exception) -> str:
-    expected = isinstance(error, PreblockError | click.ClickException) or type(error).__module__.startswith("preblock")
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror.lower()}"
-    text = " ".join(str(error).split())
-    return text if expected else f"{type(error).__name__}: {text} (preblock --debug … shows where)"
+    if isinstance(error, click.ClickException):
+        return str(error)
+    return describe_failure(error) or f"{type(error).__name__}: {error} (preblock --debug … shows where)"
 
 
 def _fail(code: int, message: str) -> None:

@@ -56,10 +56,10 @@ def plot(model: str, kind: str, output: Path, repository: Path | None, reference
     """
     require(*EXTRAS["plot"])
     from preblock.plots.figures import KINDS as FIGURES
-    from preblock.plots.files import check_suffix, save
+    from preblock.plots.files import check_place, save
 
     try:
-        check_suffix(output)
+        check_place(output)
     except Invalid as error:
         raise click.UsageError(f"--output: got {error.got}, expected {error.expected}") from error
     figure = FIGURES[kind].draw(_read(repository, model, reference_roots))

@@ -19,12 +19,12 @@ def save(figure: Figure, file: str | Path) -> None:
     """Write `figure` into `file`, as SVG or PNG by its suffix, without a date. An error leaves an earlier file.
 
     Raises:
-        Invalid: the suffix is another.
+        Invalid: as `check_place`.
         OSError: the file cannot be written.
 
     """
     place = Path(file)
-    check_suffix(place)
+    check_place(place)
     svg = place.suffix == ".svg"
     picture, metadata = BytesIO(), {"Date": None} if svg else {"Software": None}
     with style.context(["default", {"svg.hashsalt": SVG_SALT}]):
@@ -38,7 +38,9 @@ def save(figure: Figure, file: str | Path) -> None:
         raise
 
 
-def check_suffix(file: Path) -> None:
-    """Raise Invalid unless the suffix of `file` is .svg or .png."""
+def check_place(file: Path) -> None:
+    """Raise Invalid unless the suffix of `file` is .svg or .png, and its folder exists."""
     if file.suffix not in FORMATS:
         raise Invalid("file", str(file), f"a name that ends in {' or '.join(FORMATS)}")
+    if not file.parent.is_dir():
+        raise Invalid("file", str(file), "a file in an existing folder")

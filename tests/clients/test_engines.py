@@ -155,6 +155,8 @@ def test_llama_cpp_gets_the_scale_of_its_row(tmp_path: Path) -> None:
     copy_artifact("gemma", tmp_path / "models")
     with serve(tmp_path / "models") as server:
         done = run(server.address, "gemma", "1", example="llama_cpp_rows.py", folder=tmp_path)
-        without = run(server.address, "gemma", "1", "--gguf", "x.gguf", example="llama_cpp_rows.py", folder=tmp_path)
+        without = run(
+            server.address, "gemma", "1", "--gguf", "prompt.f32", example="llama_cpp_rows.py", folder=tmp_path
+        )
     assert done.stdout == "prompt.f32: 1 rows of 4 values, token_embeddings\n"
     assert without.stderr == "--gguf needs llama-cpp-python: pip install llama-cpp-python\n"

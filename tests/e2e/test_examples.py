@@ -1,6 +1,7 @@
 """The examples, against the server of `make serve`."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,30 @@ def test_example_without_packages_names_missing_package(program: Path, tmp_path:
     # `make serve` installs no extra for pictures.
     assert ("matplotlib" in program.read_text()) == (".venv/bin/python -m pip install matplotlib" in done.stderr)
     assert done.stderr.count("\n") == 1
+
+
+def test_example_with_wrong_path_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/config.json").write_text('{"model_type": "gpt2"}')
+    monkeypatch.chdir(tmp_path)
+    server = "http://127.0.0.1:1"
+    cases = {
+        "choose_positions.py": (["-o", "none/a.svg"], "file: got none/a.svg, expected a file in an existing folder"),
+        "compare_positions.py": (["--repository", "file"], "--model: file has no model minilm."),
+        "generate_with_transformers.py": (["folder"], "source: folder: "),
+        "llama_cpp_rows.py": ([server, "gpt", "1", "--gguf", "none"], "--gguf: none is no file"),
+        "module_to_vectors.py": (["--repository", "file"], "file/mine: Not a directory"),
+    }
+    paths = re.compile(r'"(--gguf|--output|--repository|source)"')
+    assert cases.keys() == {program.name for program in PROGRAMS if paths.search(program.read_text())}
+    for name, (arguments, message) in cases.items():
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            load(ROOT / "examples" / name).main()
+        line = str(ended.value.code)
+        assert line.startswith(message)
+        assert "\n" not in line
 
 
 def test_generation_with_older_transformers_names_version(tmp_path: Path) -> None:

@@ -57,9 +57,9 @@ def test_experiment_prints_lengths_and_rejects_wrong_options(
     assert lines[2].split()[3:] == ["refused"] * 4
     assert (tmp_path / "positions.png").is_file()
     for arguments, message in ((["--steps", "0"], "expected 1 or more"), (["-o", "a.gif"], "a.gif")):
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit) as ended:
             experiment.main(arguments)
-        assert message in capsys.readouterr().err
+        assert message in f"{ended.value.code} {capsys.readouterr().err}"
 
 
 def test_module_example_artifact_matches_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
