@@ -5,11 +5,11 @@ ARG PROVIDER=cpu
 
 FROM ${BASE_IMAGE} AS base
 # One uid for all containers, so the server can read files of the exporter in a shared volume.
-# A new volume takes the owner of the folder it is mounted on, so /models belongs to the same uid. The group may write
-# too: an exporter with another uid and this group can read a checkpoint of its user, and publish here.
+# A new volume takes the owner of the folder it is mounted on, so /models and /data belong to the same uid. The group may
+# write too: an exporter with another uid and this group can read a checkpoint of its user, and publish here.
 RUN groupadd --gid 10001 preblock \
     && useradd --uid 10001 --gid preblock --no-create-home --shell /usr/sbin/nologin preblock \
-    && install --directory --owner=preblock --group=preblock --mode=2775 /models
+    && install --directory --owner=preblock --group=preblock --mode=2775 /models /data
 ENV PATH=/opt/preblock/bin:$PATH \
     PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -52,6 +52,9 @@ USER preblock
 ENV PREBLOCK_HOST=0.0.0.0 \
     PREBLOCK_REPOSITORY=/models \
     PREBLOCK_CACHE_DIR=/tmp/preblock
+# The user has no home. As in the image of TEI, /data holds the folders `models--owner--name` of a hub.
+ENV HF_HOME=/data \
+    HF_HUB_CACHE=/data
 # glibc before 2.40 copies table rows by `rep movsb`, a slow instruction on AMD processors since Zen 3. Filling the pages
 # of fresh memory costs more than a large response: huge pages are fewer.
 ENV GLIBC_TUNABLES=glibc.cpu.x86_rep_movsb_threshold=1099511627776:glibc.malloc.hugetlb=1
