@@ -28,7 +28,7 @@ def is_inside(target: Path, folders: Sequence[Path]) -> bool:
     """
     for folder in folders:
         place = Path(os.path.realpath(folder))
-        caches = (above.parent for above in place.parents if above.name == "snapshots")
+        caches = (above.parent for above in (place, *place.parents) if above.name == "snapshots")
         hub_caches = (cache for cache in caches if cache.name.startswith("models--"))
         if any(target.is_relative_to(root) for root in (place, *hub_caches)):
             return True
@@ -90,7 +90,5 @@ def unreadable(name: str, error: OSError) -> PreblockError:
 
 
 def _check(name: str, status: os.stat_result) -> None:
-    if stat.S_ISLNK(status.st_mode):
-        raise ArtifactError(name, "a symbolic link", "a regular file")
     if not stat.S_ISREG(status.st_mode):
         raise ArtifactError(name, "a folder or device", "a regular file")
