@@ -36,10 +36,11 @@ class ServiceError(ClientError):
 
     `kind` is the kind of error, such as "NotFound" (listed in docs/http.md), or "status 502" if the answer names none.
     `status`, `field`, `got` and `expected` come from the document; each is None if the document lacks it.
+    `bad_indices` are the indices of the first 100 bad items of a list, and `bad_count` is the number of all.
 
     Args:
         problem: the document (RFC 9457). The service states some of `type`, `title`, `status`, `detail`, `field`,
-            `got` and `expected`.
+            `got`, `expected`, `bad_indices` and `bad_count`.
 
     """
 
@@ -50,6 +51,8 @@ class ServiceError(ClientError):
         self.field: str | None = problem.get("field")
         self.got: str | None = problem.get("got")
         self.expected: str | None = problem.get("expected")
+        self.bad_indices: list[int] = problem.get("bad_indices") or []
+        self.bad_count: int = problem.get("bad_count") or 0
         prefix, _, kind = str(problem.get("type")).partition(KIND_PREFIX)
         kinds = KIND_OF_OPEN_INFERENCE_STATUS if "error" in problem else KIND_OF_STATUS
         self.kind: str = kind if not prefix else kinds.get(self.status or 0, f"status {self.status}")

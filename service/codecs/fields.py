@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from preblock.service.core.errors import Invalid, PreblockError
+from preblock.service.core.types import SPECIAL_TOKENS_IN_TEXT
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str], field: str = "field") -> None:
@@ -29,6 +30,12 @@ def read_choice(field: str, value: Any, allowed: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise Invalid(field, value, ", ".join(allowed))
     return value
+
+
+def read_special_tokens_in_text(fields: Mapping[str, Any]) -> str:
+    """Return how texts with special tokens are read; default "allow", as the libraries of tokenizers do."""
+    name = "special_tokens_in_text"
+    return read_choice(name, fields.get(name, "allow"), SPECIAL_TOKENS_IN_TEXT)
 
 
 def drop_nulls(document: Mapping[str, Any]) -> dict[str, Any]:

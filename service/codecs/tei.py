@@ -8,7 +8,13 @@ from typing import Any
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import Part
-from preblock.service.codecs.fields import read_choice, read_flag, refuse_unknown, rename_field
+from preblock.service.codecs.fields import (
+    read_choice,
+    read_flag,
+    read_special_tokens_in_text,
+    refuse_unknown,
+    rename_field,
+)
 from preblock.service.codecs.native_json import read_text
 from preblock.service.codecs.native_json_response import to_json_numbers, write_json_parts
 from preblock.service.codecs.openai import INPUT_FORMS, lacks_sentences, read_dimensions
@@ -24,7 +30,7 @@ from preblock.service.core.errors import (
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import TextRequest, TokenRequest
 
-FIELDS = ("inputs", "truncate", "truncation_direction", "normalize", "dimensions")
+FIELDS = ("inputs", "truncate", "truncation_direction", "normalize", "dimensions", "special_tokens_in_text")
 DIRECTIONS = ("left", "right")
 FIELD_NAMES = ((r"^(input_ids|text)\b", "inputs"), (r"^offset(\[\d+\]) \+ tokens$", r"inputs\1"))
 """Patterns of native field names, and their names here."""
@@ -46,6 +52,7 @@ def read_embed(document: Mapping[str, Any], model: str, manifest: Manifest) -> T
         "pooling": "mean",
         "truncate": direction if read_flag("truncate", document.get("truncate", False)) else None,
         "normalize": read_flag("normalize", document.get("normalize", True)),
+        "special_tokens_in_text": read_special_tokens_in_text(document),
         "dimensions": read_dimensions(document.get("dimensions"), "mean", manifest),
     }
     value = document.get("inputs")
@@ -66,7 +73,7 @@ def write_embed(answer: EmbedResult) -> list[Part]:
     return write_json_parts(to_json_numbers(tensor))
 
 
-def error_document(error: PreblockError) -> dict[str, str]:
+def error_document(error: PreblockError) -> dict[str, Any]:
     """Return the message, with the field names of this API, and the kind of error."""
     _, message = rename_field(error, FIELD_NAMES, (r"\b(input_ids|text)\b(?=\[|:)", "inputs"))
     match error:
@@ -80,7 +87,7 @@ def error_document(error: PreblockError) -> dict[str, str]:
             kind = "Validation"
         case _:
             kind = "Backend"
-    return {"error": message, "error_type": kind}
+    return {"error": message, "error_type": kind, **error.item_fields}
 
 
 def error_body(message: str, status: int) -> dict[str, str]:

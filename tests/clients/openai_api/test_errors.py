@@ -15,7 +15,7 @@ from tests.support.servers import LOADING_HINT, serve
 FORMS = "a string, a list of strings, a list of token ids, or a list of such lists"
 UNKNOWN = (
     "unknown field input_ids; expected model, input, encoding_format, dimensions, user, "
-    "pooling, truncate, truncate_prompt_tokens, add_special_tokens, embed_dtype"
+    "pooling, truncate, truncate_prompt_tokens, add_special_tokens, special_tokens_in_text, embed_dtype"
 )
 TOO_LONG = (
     "This model's maximum context length is 8 tokens, but input[0] has 9 tokens. "

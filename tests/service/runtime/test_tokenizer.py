@@ -30,7 +30,7 @@ TEXTS = [
 
 
 def tokenizer_of(file: Path) -> Tokenizer:
-    return Tokenizer(file, describe(file))
+    return Tokenizer(file, describe(file), 2**31)
 
 
 @pytest.fixture

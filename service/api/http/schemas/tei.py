@@ -6,10 +6,11 @@ from pydantic import Field
 
 from preblock.service.api.http.negotiation import JSON
 from preblock.service.api.http.schemas.common import (
-    Documented,
+    ListError,
     OpenAPI,
     RequestBody,
     Rows,
+    SpecialTokensInText,
     Texts,
     Truncate,
     describe_body,
@@ -26,9 +27,10 @@ class SentenceRequest(RequestBody):
     truncation_direction: Truncate | None = Field("right", description="Side to cut.")
     normalize: bool | None = Field(True, description="Whether each vector is divided by its Euclidean norm.")
     dimensions: int | None = Field(None, ge=1, description="Leading columns to keep, before the normalization.")
+    special_tokens_in_text: SpecialTokensInText | None = "allow"
 
 
-class SentenceError(Documented):
+class SentenceError(ListError):
     """An error of text-embeddings-inference."""
 
     error: str
