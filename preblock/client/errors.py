@@ -16,6 +16,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+MAX_BAD_INDICES = 100
+"""Most items of a list that an error names."""
 KIND_PREFIX = "urn:preblock:error:"
 KIND_OF_STATUS = {429: "RateLimited", 503: "Unavailable"}
 KIND_OF_OPEN_INFERENCE_STATUS = KIND_OF_STATUS | {401: "Unauthenticated", 403: "Forbidden", 404: "NotFound"}
@@ -107,6 +109,11 @@ def of_problem(status: int, body: bytes | bytearray) -> ServiceError:
     if not isinstance(problem.get("detail") or problem.get("error"), str):  # the answer of a proxy, not of the service
         problem["detail"] = f"status {status}: {body[:200].decode(errors='replace')}"
     return RequestError(problem) if 400 <= status < 500 else ServerError(problem)
+
+
+def bad_items(indices: list[int]) -> dict[str, Any]:
+    """Return the fields of a problem document about bad items of a list."""
+    return {"bad_indices": indices[:MAX_BAD_INDICES], "bad_count": len(indices)}
 
 
 def invalid(field: str, got: object, allowed: str, message: str | None = None) -> RequestError:

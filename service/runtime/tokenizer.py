@@ -18,7 +18,7 @@ from preblock.service.core.errors import ENDS, ArtifactError, Invalid, TooLarge,
 from preblock.service.core.files import open_file, unreadable
 from preblock.service.core.system import return_free_memory
 from preblock.service.core.types import Bools, Encoding, Int64, TokenRows
-from preblock.service.runtime.ascii_tokenizer import AsciiTokenizer
+from preblock.service.runtime.ascii_tokenizer import MAX_CHARACTERS, AsciiTokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -96,10 +96,10 @@ class Tokenizer:
         characters, most = sum(map(len, text)), MAX_CHARACTERS_PER_TOKEN * max_tokens
         if characters > most:
             raise TooLarge("text", f"{characters} characters", f"at most {most} characters in a request")
-        only_ids = not (spans or special_tokens or segments or marks)
+        only_ids = not (spans or special_tokens or segments or marks) and characters <= MAX_CHARACTERS
         reader = self._plain if in_text == "plain" else self._reader
         found, ids = reader.tokenize(text, spans, special_tokens, only_ids)
-        counts = list(map(len, ids))
+        counts = list(map(len, found or ids))
         if sum(counts) > max_tokens:
             raise TooLarge("text", f"{sum(counts)} tokens", f"at most {max_tokens} tokens in a request")
         lengths = np.array(counts, np.int64)
@@ -111,7 +111,7 @@ class Tokenizer:
         def join(name: str) -> Int64:
             return np.fromiter(chain.from_iterable(getattr(encoding, name) for encoding in found), np.int64)
 
-        rows = TokenRows(np.fromiter(chain.from_iterable(ids), np.int64), lengths)
+        rows = TokenRows(join("ids") if found else np.fromiter(chain.from_iterable(ids), np.int64), lengths)
         if int(rows.values.max(initial=0)) >= self._ids:
             allowed = f"text without this token: its id is beyond {self._ids - 1}, the last one of the model"
             self._refuse(rows, rows.values >= self._ids, allowed, places)
@@ -216,7 +216,9 @@ class TextReader:
     def tokenize(
         self, text: Sequence[str], spans: bool, special_tokens: bool, only_ids: bool
     ) -> tuple[list[Any], Sequence[Sequence[int]]]:
-        """Return the encodings of texts, and their ids; no encodings if only the ids are needed.
+        """Return the encodings of texts, or their ids if only the ids are needed.
+
+        An encoding makes its ids when it is asked for them, and holds the interpreter lock meanwhile.
 
         Raises:
             Invalid: the tokenizer refuses a text.
@@ -227,14 +229,28 @@ class TextReader:
         try:
             if only_ids:
                 return [], self._fast.ids(text)
-            found = tokenize(list(text), add_special_tokens=special_tokens)
-            return found, [encoding.ids for encoding in found]
+            return tokenize(list(text), add_special_tokens=special_tokens), ()
         except BaseException as error:
             if not is_failure(error):
                 raise
             # An unknown word and no unknown token, for example, or a regular expression that takes too long.
             message = f"text: the tokenizer of the model fails on this text: {reason_of(error)}"
-            raise Invalid("text", "text that the tokenizer fails on", "other text", message=message) from error
+            got, bad = "text that the tokenizer fails on", self._find_failures(text)
+            raise Invalid("text", got, "other text", message=message, items=bad) from error
+
+    def _find_failures(self, text: Sequence[str]) -> list[int]:
+        """Return the texts that the tokenizer refuses, up to one that takes too long: others may take as long."""
+        bad: list[int] = []
+        for number, one in enumerate(text):
+            try:
+                self._whole.encode_batch_fast([one])
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
+                bad.append(number)
+                if not isinstance(error, Exception):
+                    break
+        return bad
 
 
 def _without_special_tokens(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
