@@ -92,7 +92,8 @@ def _find_bad_rows(
     ids, given = request.input_ids, _rows_of(request)
     count = len(ids.lengths)
     offsets = 1 if request.offset is None else len(request.offset)
-    if not len(items) or ids.flat or offsets not in (1, count) or any(len(rows.lengths) != count for rows in given):
+    in_rows = not ids.flat and all(len(rows.lengths) == count and not rows.flat for rows in given)
+    if not len(items) or not in_rows or offsets not in (1, count):
         return items
     numbers = np.arange(count) if ids.numbers is None else ids.numbers
     found = np.asarray(items)
@@ -100,11 +101,12 @@ def _find_bad_rows(
         try:
             _check_rules(select_rows(request, rest), manifest, limits)
         except Invalid as error:
-            if not len(error.items):
-                break
-            found = np.union1d(found, np.asarray(error.items))
+            more = np.setdiff1d(np.asarray(error.items), found)
         else:
             break
+        if not len(more):
+            break
+        found = np.union1d(found, more)
     return found
 
 

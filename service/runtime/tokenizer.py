@@ -181,7 +181,8 @@ class Tokenizer:
         tokenizer = self._tokenizer
         special = {id_: token.content for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         around = tokenizer.encode("")
-        special |= dict(zip(around.ids, around.tokens, strict=True))
+        found = zip(around.ids, around.tokens, around.special_tokens_mask, strict=True)
+        special |= {id_: token for id_, token, added in found if added}
         try:
             unknown = {token.id for token in tokenizer.model.tokenize(UNKNOWN)} & special.keys()
         except Exception:  # `tokenizers` has no other class: a model without such a token

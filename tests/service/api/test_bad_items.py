@@ -78,6 +78,9 @@ def test_more_than_100_bad_items_are_counted(tiny_server: Server) -> None:
 def test_flat_list_has_indices_of_values(tiny_http: httpx.Client) -> None:
     error = tiny_http.post("/models/gpt/embed", json={"input_ids": [7, 1, 9]}).json()
     assert (error["field"], error["bad_indices"], error["bad_count"]) == ("input_ids[0]", [0, 2], 2)
+    mixed = {"input_ids": [[1, 2]], "attention_mask": [0, 2]}
+    error = tiny_http.post("/models/gpt/embed", json=mixed).json()
+    assert (error["field"], error["bad_indices"], error["bad_count"]) == ("attention_mask[1]", [1], 1)
 
 
 def test_binary_and_grpc_errors_name_all_bad_items(tiny_server: Server, tiny_http: httpx.Client) -> None:
@@ -116,5 +119,5 @@ def test_client_names_all_rows_that_are_no_integers(tiny_server: Server) -> None
         client.decode("gpt", rows=4) as stream,
         pytest.raises(ServiceError, match=r"input_ids\[1\]: got") as refused,
     ):
-        stream.step([[1], [0.5], [2], ["x"]])  # type: ignore[list-item]
+        stream.step([[1], [0.5], [2], ["x"]])  # type: ignore[arg-type]
     assert (refused.value.bad_indices, refused.value.bad_count) == ([1, 3], 2)
