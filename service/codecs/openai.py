@@ -250,7 +250,7 @@ def _too_long(error: PreblockError, param: str) -> str:
     """Return the message for a row over the limit, from `got` "0 + 9 = 9" and `expected` "at most 8, …"."""
     most = re.search(r"\d+", error.expected)
     assert most is not None
-    has = f"{param} has {error.got.rpartition(' ')[2]} tokens"
+    has = f"{param} has {error.got.rpartition(' ')[2]} tokens{error.items_text}"
     hint = "Shorten the input, or set truncate_prompt_tokens to -1."
     return f"This model's maximum context length is {most[0]} tokens, but {has}. {hint}"
 

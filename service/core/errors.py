@@ -82,16 +82,20 @@ class PreblockError(Exception):
 
     def __str__(self) -> str:
         """Return the message, with the indices of several bad items."""
-        message = super().__str__()
-        if len(self.items) < 2:
-            return message
-        more = ", …" if len(self.items) > MAX_BAD_INDICES else ""
-        return f"{message}; {len(self.items)} bad items: {', '.join(map(str, self.bad_indices))}{more}"
+        return super().__str__() + self.items_text
 
     @property
     def bad_indices(self) -> list[int]:
         """Indices of the first items at fault, at most `MAX_BAD_INDICES`."""
         return list(map(int, islice(self.items, MAX_BAD_INDICES)))
+
+    @property
+    def items_text(self) -> str:
+        """The end of the message, about several items at fault; else empty."""
+        if len(self.items) < 2:
+            return ""
+        more = ", …" if len(self.items) > MAX_BAD_INDICES else ""
+        return f"; {len(self.items)} bad items: {', '.join(map(str, self.bad_indices))}{more}"
 
     @property
     def item_fields(self) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class Tokenizer:
             return np.fromiter(chain.from_iterable(getattr(encoding, name) for encoding in found), np.int64)
 
         rows = TokenRows(join("ids") if found else np.fromiter(chain.from_iterable(ids), np.int64), lengths)
-        if int(rows.values.max(initial=0)) >= self._ids:
+        if self._has_further_ids and (rows.values >= self._ids).any():
             allowed = f"text without this token: its id is beyond {self._ids - 1}, the last one of the model"
             self._refuse(rows, rows.values >= self._ids, allowed, places)
         if in_text != "allow":
@@ -174,6 +174,11 @@ class Tokenizer:
     @cached_property
     def _plain(self) -> "TextReader":
         return TextReader(_without_special_tokens(self._tokenizer))
+
+    @cached_property
+    def _has_further_ids(self) -> bool:
+        """Whether an added token has an id beyond those of the model."""
+        return max(self._tokenizer.get_added_tokens_decoder(), default=0) >= self._ids
 
     @cached_property
     def _special(self) -> tuple[dict[int, str], dict[int, str]]:

@@ -43,6 +43,7 @@ def tensor(name: str, datatype: str, values: Any, *shape: int) -> dict[str, Any]
             "",
         ),
         ("v1/embeddings", {"model": "gpt", "pooling": "last", "input": LAYERS}, "input[3][0]"),
+        ("v1/embeddings", {"model": "bert", "pooling": "last", "input": LONG}, "input[3] has 62 tokens"),
         ("v1/embeddings", {"model": "gpt", "pooling": "last", "input": [*TYPES[1:], []]}, "input[2]"),
         ("v1/embeddings", {"model": "bert", "pooling": "last", "input": ["a", *TEXTS[1:]]}, "input[3]"),
         ("v2/models/gpt/infer", tensor("input_ids", "INT64", IDS, 100, 2), "input_ids[3][0]"),
