@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -103,21 +103,14 @@ class Tokenizer:
         if sum(counts) > max_tokens:
             raise TooLarge("text", f"{sum(counts)} tokens", f"at most {max_tokens} tokens in a request")
         lengths = np.array(counts, np.int64)
-        if 0 in counts:
-            empty = np.flatnonzero(lengths == 0)
-            place = places[empty[0]] if places else f"text[{empty[0]}]"
-            raise Invalid(place, repr(text[empty[0]]), "text of at least one token", items=empty)
 
         def join(name: str) -> Int64:
             return np.fromiter(chain.from_iterable(getattr(encoding, name) for encoding in found), np.int64)
 
         rows = TokenRows(join("ids") if found else np.fromiter(chain.from_iterable(ids), np.int64), lengths)
-        if self._has_further_ids and (rows.values >= self._ids).any():
-            allowed = f"text without this token: its id is beyond {self._ids - 1}, the last one of the model"
-            self._refuse(rows, rows.values >= self._ids, allowed, places)
-        if in_text != "allow":
+        if 0 in counts or in_text != "allow" or self._has_further_ids:
             added = join("special_tokens_mask") if special_tokens else np.zeros_like(rows.values)
-            self._check_special(text, rows, added == 0, in_text, places)
+            self._check(text, rows, added == 0, in_text, places or [f"text[{row}]" for row in range(len(text))])
         return Encoding(
             input_ids=rows,
             token_type_ids=TokenRows(join("type_ids"), lengths) if segments else None,
@@ -125,27 +118,41 @@ class Tokenizer:
             spans=np.array([span for encoding in found for span in encoding.offsets], np.int64) if spans else None,
         )
 
-    def _check_special(
-        self, text: Sequence[str], rows: TokenRows, own: Bools, in_text: str, places: Sequence[str]
-    ) -> None:
-        """Raise Invalid for special tokens among the tokens `own`, bool (T,), of the texts themselves."""
+    def _check(self, text: Sequence[str], rows: TokenRows, own: Bools, in_text: str, places: Sequence[str]) -> None:
+        """Raise Invalid for texts without tokens, and for tokens that the model or `in_text` forbids.
+
+        `own` are the tokens of the texts themselves, bool (T,); the others stand around the texts.
+        """
+        errors: list[Invalid] = []
+        if len(empty := rows.bad_rows(rows.lengths == 0)):
+            expected = "text of at least one token"
+            errors.append(Invalid(places[empty[0]], repr(text[empty[0]]), expected, items=empty))
+        allowed = f"text without this token: its id is beyond {self._ids - 1}, the last one of the model"
+        refused = [(rows.values >= self._ids, allowed)]
+        if in_text != "allow":
+            refused.append(self._find_special(text, rows, own, in_text))
+        for wrong, expected in refused:
+            if len(bad := np.flatnonzero(wrong)):
+                items, token = rows.bad_items(bad), int(rows.values[bad[0]])
+                got = f"the token {self._tokenizer.id_to_token(token)} (id {token})"
+                errors.append(Invalid(places[items[0]], got, expected, items=items))
+        if errors:
+            errors[0].items = sorted({int(item) for error in errors for item in error.items})
+            try:
+                raise errors[0]
+            finally:
+                errors.clear()  # the traceback holds this frame, and such a cycle would keep the texts
+
+    def _find_special(self, text: Sequence[str], rows: TokenRows, own: Bools, in_text: str) -> tuple[Bools, str]:
+        """Return the tokens that `in_text` forbids, bool (T,), and the texts that it allows."""
         special, unknown = self._special
-        wrong = np.isin(rows.values, [*special]) & own
+        wrong: Bools = np.isin(rows.values, [*special]) & own
         expected = "text that can be encoded without this token, which is also an ordinary piece of the vocabulary"
         if in_text == "refuse":
             expected = "text without special tokens"
             named = np.array([any(token in one for token in unknown.values()) for one in text])
             wrong = wrong | (np.isin(rows.values, [*unknown]) & own & rows.spread(named).astype(np.bool_))
-        if wrong.any():
-            self._refuse(rows, wrong, f"{expected}, since special_tokens_in_text is {in_text}", places)
-
-    def _refuse(self, rows: TokenRows, wrong: Bools, expected: str, places: Sequence[str]) -> NoReturn:
-        """Raise Invalid for the first token with a true `wrong`, bool (T,)."""
-        bad = np.flatnonzero(wrong)
-        items, token = rows.bad_items(bad), int(rows.values[bad[0]])
-        place = places[items[0]] if places else f"text[{items[0]}]"
-        got = f"the token {self._tokenizer.id_to_token(token)} (id {token})"
-        raise Invalid(place, got, expected, items=items)
+        return wrong, f"{expected}, since special_tokens_in_text is {in_text}"
 
     def spell(self, ids: Sequence[int]) -> list[str | None]:
         """Return the token of each id as the vocabulary spells it; None for an id outside of it.

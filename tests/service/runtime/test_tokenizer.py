@@ -117,6 +117,10 @@ def test_piece_of_a_vocabulary_is_never_plain(tmp_path: Path) -> None:
         assert own.encode(["aé"], 9, False, in_text=option).input_ids.values.tolist() == [2, 0]
         with pytest.raises(Invalid, match=r"^text\[1\]: got the token </s> \(id 1\), expected text "):
             own.encode(["a", "a</s>"], 9, False, in_text=option)
+    with pytest.raises(
+        Invalid, match=r"^text\[2\]: got '', expected text of at least one token; 3 bad items: 1, 2, 4$"
+    ):
+        own.encode(["a", "a</s>", "", "a", "</s>"], 9, False, in_text="refuse")
     with pytest.raises(Invalid, match=r"^text\[0\]: got the token <unk> \(id 0\), expected text without special "):
         own.encode(["<unk>"], 9, False, in_text="refuse")
 
