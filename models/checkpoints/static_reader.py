@@ -124,10 +124,9 @@ def _check_shape(file: Path, key: str, tensor: Array, dimensions: int) -> None:
 
 
 def _last_id(tokenizer: Mapping[str, Any]) -> int:
-    """Return the largest id of a tokenizer."""
+    """Return the largest id of a tokenizer, without those of added tokens, which only some texts need."""
     vocabulary = tokenizer["model"]["vocab"]
-    ids = vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
-    return int(max([*ids, *(token["id"] for token in tokenizer.get("added_tokens") or [])]))
+    return int(max(vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary) - 1]))
 
 
 def _unknown_id(tokenizer: Mapping[str, Any]) -> int | None:

@@ -11,7 +11,7 @@ from preblock.client import calls
 from preblock.client.access import Certificate, Verify, read_replicas
 from preblock.client.async_retry import retry
 from preblock.client.async_stream import AsyncDecodeStream
-from preblock.client.calls import Call, Dtype, Pooling, Side, TableDtype
+from preblock.client.calls import Call, Dtype, InText, Pooling, Side, TableDtype
 from preblock.client.errors import NoAnswer, ServiceError, invalid
 from preblock.client.parts import Parts, Placeholder
 from preblock.client.results import Embeddings, Model, Vectors
@@ -81,6 +81,7 @@ class AsyncClient:
         pooling: Pooling | None = None,
         output: str = "embeddings",
         dtype: TableDtype = "float32",
+        special_tokens_in_text: InText | None = None,
     ) -> Embeddings:
         """Return the vectors of token ids, or of rows made of parts: those that enter block 0, or another output.
 
@@ -107,12 +108,14 @@ class AsyncClient:
                 the model adds positions itself, so "embeddings" would hold them twice, without an error.
             dtype: "float32", "float16", "bfloat16" (with the package ml_dtypes), or "stored": the type of n-gram
                 tables.
+            special_tokens_in_text: for the texts of `parts`, as for `text`.
 
         """
         positions = {"position_ids": position_ids, "position_rows": position_rows}
         inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
         given = add_indices({"input_ids": ids, "offset": offset, "context": context, **positions, **inputs}, indices)
         options: dict[str, Any] = {"truncate": truncate, "pooling": pooling, "dtype": dtype}
+        options["special_tokens_in_text"] = special_tokens_in_text
         return await self._send(calls.embed(model, version, given, parts, placeholder, output, **options))
 
     async def text(
@@ -129,6 +132,7 @@ class AsyncClient:
         dtype: TableDtype = "float32",
         return_tokens: bool = False,
         special_tokens: bool | None = None,
+        special_tokens_in_text: InText | None = None,
     ) -> Embeddings:
         """Return the vectors of texts, for a model with a tokenizer.
 
@@ -145,10 +149,13 @@ class AsyncClient:
                 tables.
             return_tokens: whether the result has `input_ids` and `spans`.
             special_tokens: whether the tokenizer adds its special tokens; default True, False in a static model.
+            special_tokens_in_text: "allow" (default) if a special token in a text, such as [SEP], becomes that token;
+                "refuse" for an error; "plain" to encode its characters as ordinary text. For text of strangers.
 
         """
         options: dict[str, Any] = {"offset": offset, "truncate": truncate, "pooling": pooling, "dtype": dtype}
         options |= {"context": context, "return_tokens": return_tokens, "special_tokens": special_tokens}
+        options["special_tokens_in_text"] = special_tokens_in_text
         return await self._send(calls.text(model, version, output, text=text, **options))
 
     async def prompt_embeds(
@@ -163,6 +170,7 @@ class AsyncClient:
         output: str = "token_embeddings",
         dtype: Dtype = "float32",
         special_tokens: bool | None = None,
+        special_tokens_in_text: InText | None = None,
     ) -> list[str]:
         """Return each row for the field `prompt_embeds` of vLLM: a tensor saved by torch, in base64.
 
@@ -175,9 +183,11 @@ class AsyncClient:
             output: the output for your version of vLLM in `Model.consumers`; default "token_embeddings".
             dtype: "float32", "float16" or "bfloat16"; vLLM needs its own.
             special_tokens: with `text`, as for `text`; False for a part of a chat message.
+            special_tokens_in_text: as for `text`, also for the texts of `parts`.
 
         """
         options: dict[str, Any] = {"dtype": dtype, "special_tokens": special_tokens, "input_ids": ids, "text": text}
+        options["special_tokens_in_text"] = special_tokens_in_text
         return await self._send(calls.prompt_embeds(model, version, output, parts, placeholder, **options))
 
     async def bias(
@@ -247,6 +257,7 @@ class AsyncClient:
         output: str = "embeddings",
         companions: Sequence[str] = (),
         dtype: TableDtype = "float32",
+        special_tokens_in_text: InText | None = None,
         resume: bool = False,
     ) -> AsyncDecodeStream:
         """Return a decode stream. `async with` opens and closes it; without, the first message opens it.
@@ -262,6 +273,7 @@ class AsyncClient:
                 step.
             dtype: "float32", "float16", "bfloat16" (with the package ml_dtypes), or "stored": the type of n-gram
                 tables.
+            special_tokens_in_text: for the texts of parts, as for `text`.
             resume: whether to continue over a new connection after one breaks, perhaps to another replica, with the
                 retries and pauses of a call.
 
@@ -275,6 +287,8 @@ class AsyncClient:
         opening = {"offset": given if count else 0, "rows": count, "output": [output, *companions], "dtype": dtype}
         if context is not None:
             opening["context"] = list_rows("context", context)
+        if special_tokens_in_text is not None:
+            opening["special_tokens_in_text"] = special_tokens_in_text
         return AsyncDecodeStream(AsyncSocket(self._replicas), model, version, opening, self._retries, resume)
 
     async def aclose(self) -> None:

@@ -22,6 +22,7 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 TableDtype = Literal["float32", "float16", "bfloat16", "stored"]
 Side = Literal["left", "right"]
 Pooling = Literal["mean", "first", "last"]
+InText = Literal["allow", "refuse", "plain"]
 JSON, SAFETENSORS = "application/json", "application/x-safetensors"
 
 

@@ -16,6 +16,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+MAX_BAD_INDICES = 100
+"""Most items of a list that an error names."""
 KIND_PREFIX = "urn:preblock:error:"
 KIND_OF_STATUS = {429: "RateLimited", 503: "Unavailable"}
 KIND_OF_OPEN_INFERENCE_STATUS = KIND_OF_STATUS | {401: "Unauthenticated", 403: "Forbidden", 404: "NotFound"}
@@ -36,10 +38,11 @@ class ServiceError(ClientError):
 
     `kind` is the kind of error, such as "NotFound" (listed in docs/http.md), or "status 502" if the answer names none.
     `status`, `field`, `got` and `expected` come from the document; each is None if the document lacks it.
+    `bad_indices` are the indices of the first 100 bad items of a list, and `bad_count` is the number of all.
 
     Args:
         problem: the document (RFC 9457). The service states some of `type`, `title`, `status`, `detail`, `field`,
-            `got` and `expected`.
+            `got`, `expected`, `bad_indices` and `bad_count`.
 
     """
 
@@ -50,6 +53,8 @@ class ServiceError(ClientError):
         self.field: str | None = problem.get("field")
         self.got: str | None = problem.get("got")
         self.expected: str | None = problem.get("expected")
+        self.bad_indices: list[int] = problem.get("bad_indices") or []
+        self.bad_count: int = problem.get("bad_count") or 0
         prefix, _, kind = str(problem.get("type")).partition(KIND_PREFIX)
         kinds = KIND_OF_OPEN_INFERENCE_STATUS if "error" in problem else KIND_OF_STATUS
         self.kind: str = kind if not prefix else kinds.get(self.status or 0, f"status {self.status}")
@@ -104,6 +109,11 @@ def of_problem(status: int, body: bytes | bytearray) -> ServiceError:
     if not isinstance(problem.get("detail") or problem.get("error"), str):  # the answer of a proxy, not of the service
         problem["detail"] = f"status {status}: {body[:200].decode(errors='replace')}"
     return RequestError(problem) if 400 <= status < 500 else ServerError(problem)
+
+
+def bad_items(indices: list[int]) -> dict[str, Any]:
+    """Return the fields of a problem document about bad items of a list."""
+    return {"bad_indices": indices[:MAX_BAD_INDICES], "bad_count": len(indices)}
 
 
 def invalid(field: str, got: object, allowed: str, message: str | None = None) -> RequestError:

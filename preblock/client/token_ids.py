@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.client.errors import invalid
+from preblock.client.errors import RequestError, bad_items, invalid
 from preblock.client.results import Int64
 
 
@@ -26,6 +26,7 @@ FIELDS = frozenset(
     (
         *("input_ids", "offset", "context", "position_ids", "position_rows", "attention_mask", "parts", "placeholder"),
         *("truncate", "pooling", "output", "dtype", "encoding", "step", "text", "return_tokens", "special_tokens"),
+        *("special_tokens_in_text",),
     )
 )
 """Fields of a request or of a step: no input of a model has their names."""
@@ -43,7 +44,7 @@ def read_rows(field: str, rows: Rows) -> tuple[Int64, Int64]:
     """
     rows = to_plain(field, rows)
     if isinstance(rows, Sequence) and any(hasattr(row, "__len__") and not isinstance(row, str) for row in rows):
-        parts = [read_integers(f"{field}[{index}]", row) for index, row in enumerate(rows)]
+        parts = _read_each(field, rows)
         return np.concatenate(parts), np.array([len(part) for part in parts])
     array = _integers(field, rows)
     if array.ndim not in (1, 2):
@@ -117,6 +118,21 @@ def read_integers(field: str, values: int | Row) -> Int64:
     if array.ndim > 1:
         raise invalid(field, f"{array.dtype} of shape {array.shape}", "64-bit integers of shape (length,)")
     return np.atleast_1d(array)
+
+
+def _read_each(field: str, rows: Sequence[Any]) -> list[Int64]:
+    """Return each row as int64; the error of the first bad one has the indices of all."""
+    found: list[Int64] = []
+    errors: dict[int, RequestError] = {}
+    for index, row in enumerate(rows):
+        try:
+            found.append(read_integers(f"{field}[{index}]", row))
+        except RequestError as error:
+            errors[index] = error
+    if errors:
+        first = next(iter(errors.values()))
+        raise RequestError({**first.problem, **bad_items(list(errors))}) from first
+    return found
 
 
 def to_plain(field: str, value: Any) -> Any:

@@ -10,7 +10,7 @@ import orjson
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import EMBEDDINGS
-from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
+from preblock.service.codecs.fields import drop_nulls, format_value, read_special_tokens_in_text, refuse_unknown
 from preblock.service.codecs.native_json import read_dtype, read_encoding, read_outputs
 from preblock.service.codecs.native_json_response import build_document, write_json
 from preblock.service.codecs.parts import read_parts, read_placeholder, refuse_beside_parts
@@ -40,7 +40,7 @@ from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import TokenRows
 
 OPEN = "open"
-OPTIONS = ("offset", "context", "rows", "output", "dtype", "encoding")
+OPTIONS = ("offset", "context", "rows", "output", "dtype", "encoding", "special_tokens_in_text")
 STEP_PARTS = ("parts", "placeholder", "offset")
 """Fields of a step of rows made of parts."""
 OPERATIONS = (*INTEGER_OPS, *BARE_OPS)
@@ -65,7 +65,14 @@ def read_options(fields: Mapping[str, Any]) -> tuple[DecodeOptions, str]:
         raise Invalid("rows", format_value(rows), "a number of rows")
     context = read_json_rows("context", fields["context"]) if "context" in fields else None
     outputs = read_outputs(fields.get("output", EMBEDDINGS))
-    options = DecodeOptions(offset=offset, rows=rows, context=context, outputs=outputs, dtype=read_dtype(fields))
+    options = DecodeOptions(
+        offset=offset,
+        rows=rows,
+        context=context,
+        outputs=outputs,
+        dtype=read_dtype(fields),
+        special_tokens_in_text=read_special_tokens_in_text(fields),
+    )
     return options, read_encoding(fields)
 
 

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from preblock.service.core.errors import Invalid, PreblockError, shorten
+from preblock.service.core.types import SPECIAL_TOKENS_IN_TEXT
 
 MAX_IGNORED, MAX_COMPARED_CHARS = 32, 64
 """Most ignored fields of a request, and the compared part of their names: a comparison holds the GIL."""
@@ -52,6 +53,12 @@ def read_choice(field: str, value: Any, allowed: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise Invalid(field, value, ", ".join(allowed))
     return value
+
+
+def read_special_tokens_in_text(fields: Mapping[str, Any]) -> str:
+    """Return how texts with special tokens are read; default "allow", as the libraries of tokenizers do."""
+    name = "special_tokens_in_text"
+    return read_choice(name, fields.get(name, "allow"), SPECIAL_TOKENS_IN_TEXT)
 
 
 def drop_nulls(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,14 @@ import orjson
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.names import EMBEDDINGS, TOKEN_EMBEDDINGS
-from preblock.service.codecs.fields import drop_nulls, format_value, read_choice, refuse_unknown, unique_names
+from preblock.service.codecs.fields import (
+    drop_nulls,
+    format_value,
+    read_choice,
+    read_special_tokens_in_text,
+    refuse_unknown,
+    unique_names,
+)
 from preblock.service.codecs.parts import read_parts, read_placeholder, refuse_beside_parts
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.token_rows import (
@@ -27,7 +34,7 @@ from preblock.service.codecs.token_rows import (
     row_fields,
     token_inputs,
 )
-from preblock.service.core.errors import Invalid, Malformed, TooLarge
+from preblock.service.core.errors import Invalid, Malformed, TooLarge, read_items
 from preblock.service.core.types import (
     PairwiseBiasRequest,
     PartsRequest,
@@ -38,13 +45,17 @@ from preblock.service.core.types import (
 )
 
 ENCODINGS = ("base64", "float")
+TEXT_FIELDS = ("return_tokens", "special_tokens", "special_tokens_in_text")
+"""Options of texts alone."""
 OPTIONS = (
     *("text", "offset", "context", "truncate", "pooling", "output", "dtype", "encoding"),
-    *("return_tokens", "special_tokens", "parts", "placeholder"),
+    *(*TEXT_FIELDS, "parts", "placeholder"),
 )
+PARTS_FIELDS = ("parts", "placeholder", "offset", "context", "output", "dtype", "encoding", "special_tokens_in_text")
+"""Fields of rows made of parts."""
 ARRAY_FIELDS = ("offset", "context", "lengths")
 """Fields other than token inputs in a body of arrays; `lengths` separates the rows of (T,) arrays."""
-TEXT_PARAMETERS = ("truncate", "pooling", "output", "dtype", "encoding", "shape")
+TEXT_PARAMETERS = ("truncate", "pooling", "output", "dtype", "encoding", "shape", "special_tokens_in_text")
 """Query parameters with plain text as value; the values of others are JSON."""
 NAME_PATTERN = re.compile(rb'"\s*:')
 """Matches the end of every name of an object; a text may match too."""
@@ -190,9 +201,7 @@ def read_array_options(query: Mapping[str, str], indices: Collection[str] = ()) 
     fields = read_query(query)
     fields.pop("shape", None)
     in_rows = row_fields(tuple(indices))
-    if not fields.keys().isdisjoint(
-        (*in_rows, "text", "return_tokens", "special_tokens", "parts", "placeholder", "lengths")
-    ):
+    if not fields.keys().isdisjoint((*in_rows, *TEXT_FIELDS, "text", "parts", "placeholder", "lengths")):
         return None
     refuse_unknown(fields, (*in_rows, *OPTIONS))
     return _read_options(fields)
@@ -234,6 +243,8 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         raise Invalid(name, f"text and {name}", "one of them", message=message)
     if type(spans) is not bool or (spans and text is None):
         raise Invalid("return_tokens", spans, "true or false, and true only with text")
+    if text is None and "special_tokens_in_text" in fields:
+        raise Invalid("special_tokens_in_text", fields["special_tokens_in_text"], "nothing without text or parts")
     special = fields.get("special_tokens")
     if special is not None and (type(special) is not bool or text is None):
         raise Invalid("special_tokens", special, "true or false, and only with text")
@@ -247,7 +258,7 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
 def _read_parts(fields: Mapping[str, Any]) -> EmbedMessage:
     """Read a request with rows made of parts."""
     rows = read_parts(fields.get("parts"))
-    refuse_beside_parts(fields, ("parts", "placeholder", "offset", "context", "output", "dtype", "encoding"))
+    refuse_beside_parts(fields, PARTS_FIELDS)
     wanted, encoding = _read_options(fields)
     placeholder = read_placeholder(fields["placeholder"]) if "placeholder" in fields else None
     return EmbedMessage(PartsRequest(rows=rows, placeholder=placeholder, **wanted), encoding)
@@ -260,6 +271,7 @@ def _read_options(fields: Mapping[str, Any]) -> RequestOptions:
         "context": read_rows("context", fields["context"]) if "context" in fields else None,
         "truncate": fields.get("truncate"),
         "pooling": fields.get("pooling", "none"),
+        "special_tokens_in_text": read_special_tokens_in_text(fields),
         "outputs": read_outputs(fields.get("output", TOKEN_EMBEDDINGS if encoding == PROMPT_EMBEDS else EMBEDDINGS)),
         "dtype": read_dtype(fields),
     }
@@ -273,14 +285,20 @@ def read_text(field: str, value: Any) -> tuple[str, ...]:
         Invalid: another type, or an empty text.
 
     """
-    texts = tuple(value) if isinstance(value, list) else (value,)
-    if not texts:
+    if not isinstance(value, list):
+        return (read_one_text(field, value),)
+    if not value:
         raise Invalid(field, "[]", "at least one text")
-    for row, text in enumerate(texts):
-        if not isinstance(text, str) or not text:
-            place = f"{field}[{row}]" if isinstance(value, list) else field
-            raise Invalid(place, format_value(text), "a text of at least one character")
-    return texts
+    if set(map(type, value)) == {str} and all(value):
+        return tuple(value)
+    return tuple(read_items(value, lambda row, text: read_one_text(f"{field}[{row}]", text)))
+
+
+def read_one_text(field: str, value: Any) -> str:
+    """Read a text; raise Invalid for another type, or an empty text."""
+    if not isinstance(value, str) or not value:
+        raise Invalid(field, format_value(value), "a text of at least one character")
+    return value
 
 
 def read_bias(fields: Mapping[str, Any]) -> tuple[PairwiseBiasRequest, str]:

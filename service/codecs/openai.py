@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import CHUNK_BYTES, MAX_JSON_VALUES, Buffer, LazyText, Part, body_chunks
-from preblock.service.codecs.fields import format_value, read_choice, read_flag, refuse_unknown, rename_field
+from preblock.service.codecs.fields import (
+    format_value,
+    read_choice,
+    read_flag,
+    read_special_tokens_in_text,
+    refuse_unknown,
+    rename_field,
+)
 from preblock.service.codecs.native_json import EmbedMessage, read_text
 from preblock.service.codecs.native_json_response import check_finite, to_base64, write_json_parts, write_numbers
 from preblock.service.codecs.token_rows import read_json_rows
@@ -28,7 +35,7 @@ from preblock.service.core.types import DTYPES, Int64, TextRequest, TokenRequest
 
 FIELDS = (
     *("model", "input", "encoding_format", "dimensions", "pooling", "truncate", "truncate_prompt_tokens"),
-    *("truncation_side", "add_special_tokens", "use_activation", "embed_dtype", "endianness"),
+    *("truncation_side", "add_special_tokens", "special_tokens_in_text", "use_activation", "embed_dtype", "endianness"),
 )
 """Fields of OpenAI, then those of vLLM and of Preblock."""
 IGNORED = ("user", "input_type", "metadata", "priority", "request_id", "cache_salt", "mm_processor_kwargs")
@@ -107,6 +114,7 @@ def read_embeddings(document: Mapping[str, Any], model: str, manifest: Manifest)
         "pooling": pooling,
         "dimensions": read_dimensions(document.get("dimensions"), pooling, manifest),
         "normalize": activation,
+        "special_tokens_in_text": read_special_tokens_in_text(document),
         "dtype": embed_dtype if encoding == "base64" else "float32",
         **_read_truncation(document, manifest.limit),
     }
@@ -225,6 +233,12 @@ def write_list(items: Iterable[Any]) -> Iterator[Buffer]:
 
 def error_document(error: PreblockError, status: int) -> dict[str, Any]:
     """Return an error with the field names, the message, the type and the code of the OpenAI API."""
+    document = _error_document(error, status)
+    document["error"] |= error.item_fields
+    return document
+
+
+def _error_document(error: PreblockError, status: int) -> dict[str, Any]:
     param, message = rename_field(error, FIELD_NAMES, (r"\binput_ids\b", "input"))
     match error:
         case NotFound() | Forbidden() if error.field in ("model", "version"):
@@ -257,7 +271,7 @@ def _too_long(error: PreblockError, param: str) -> str:
     """Return the message for a row over the limit, from `got` "0 + 9 = 9" and `expected` "at most 8, …"."""
     most = re.search(r"\d+", error.expected)
     assert most is not None
-    has = f"{param} has {error.got.rpartition(' ')[2]} tokens"
+    has = f"{param} has {error.got.rpartition(' ')[2]} tokens{error.items_text}"
     hint = "Shorten the input, or set truncate_prompt_tokens to -1."
     return f"This model's maximum context length is {most[0]} tokens, but {has}. {hint}"
 

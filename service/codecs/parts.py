@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
 from preblock.service.codecs.token_rows import read_integer, read_integer_list
-from preblock.service.core.errors import Invalid
+from preblock.service.core.errors import Invalid, read_items
 from preblock.service.core.row_parts import RowPart, VectorPlaceholder
 
 PART_FIELDS = ("input_ids", "text", "vectors", "soft_prompt")
@@ -31,15 +31,17 @@ def read_parts(value: Any, empty: bool = False) -> tuple[tuple[RowPart, ...], ..
     if not isinstance(value, list) or not value:
         raise Invalid("parts", format_value(value), "a list of parts for each row")
     flat = isinstance(value[0], dict)
-    found = []
-    for number, row in enumerate([value] if flat else value):
+
+    def read_row(number: int, row: Any) -> tuple[RowPart, ...]:
         place = "parts" if flat else f"parts[{number}]"
         if not isinstance(row, list) or not (row or empty):
             raise Invalid(place, format_value(row), "a list of at least one part")
-        found.append(tuple(_read_part(f"{place}[{index}]", part) for index, part in enumerate(row)))
+        return tuple(_read_part(f"{place}[{index}]", part) for index, part in enumerate(row))
+
+    found = tuple(read_items([value] if flat else value, read_row))
     if not any(found):
         raise Invalid("parts", "only empty rows", "at least one part")
-    return tuple(found)
+    return found
 
 
 def _read_part(field: str, part: Any) -> RowPart:

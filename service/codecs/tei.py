@@ -11,7 +11,13 @@ import orjson
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import MAX_JSON_VALUES, LazyText, Part
-from preblock.service.codecs.fields import list_ignored, read_choice, read_flag, rename_field
+from preblock.service.codecs.fields import (
+    list_ignored,
+    read_choice,
+    read_flag,
+    read_special_tokens_in_text,
+    rename_field,
+)
 from preblock.service.codecs.native_json import read_text
 from preblock.service.codecs.native_json_response import check_finite, to_json_numbers, write_json_parts, write_numbers
 from preblock.service.codecs.openai import INPUT_FORMS, lacks_sentences, read_dimensions, write_list
@@ -28,9 +34,9 @@ from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import TextRequest, TokenRequest
 
 PROMPT = "prompt_name"
-TOKEN_FIELDS = ("inputs", "truncate", "truncation_direction", PROMPT)
+TOKEN_FIELDS = ("inputs", "truncate", "truncation_direction", "special_tokens_in_text", PROMPT)
 SENTENCE_FIELDS = (*TOKEN_FIELDS, "normalize", "dimensions")
-TOKENIZER_FIELDS = ("inputs", "add_special_tokens", PROMPT)
+TOKENIZER_FIELDS = ("inputs", "add_special_tokens", "special_tokens_in_text", PROMPT)
 DIRECTIONS = ("Left", "Right", "left", "right")
 """Its document has the first two, and its clients send the others."""
 FIELD_NAMES = ((r"^(input_ids|text)\b", "inputs"), (r"^offset(\[\d+\]) \+ tokens$", r"inputs\1"))
@@ -93,6 +99,7 @@ def _read_truncation(document: Mapping[str, Any]) -> str | None:
 
 def _read_inputs(document: Mapping[str, Any], wanted: Mapping[str, Any]) -> TextRequest | TokenRequest:
     value = document.get("inputs")
+    wanted = {**wanted, "special_tokens_in_text": read_special_tokens_in_text(document)}
     if value is None:
         raise Invalid("inputs", "nothing", INPUT_FORMS, message=f"inputs is required: {INPUT_FORMS}")
     if value in ("", []):
@@ -145,7 +152,7 @@ def write_tokens(text: Sequence[str], tokens: TokenRequest, spelled: Sequence[st
     return [orjson.dumps(rows)]
 
 
-def error_document(error: PreblockError) -> dict[str, str]:
+def error_document(error: PreblockError) -> dict[str, Any]:
     """Return the message, with the field names of this API, and the kind of error."""
     _, message = rename_field(error, FIELD_NAMES, (r"\b(input_ids|text)\b(?=\[|:)", "inputs"))
     match error:
@@ -159,7 +166,7 @@ def error_document(error: PreblockError) -> dict[str, str]:
             kind = "Validation"
         case _:
             kind = "Backend"
-    return {"error": message, "error_type": kind}
+    return {"error": message, "error_type": kind, **error.item_fields}
 
 
 def error_body(message: str, status: int) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Read rows of integers from parsed JSON and from arrays, exactly."""
 
-from collections.abc import Callable
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -49,12 +48,18 @@ def read_json_rows(field: str, value: Any, empty: bool = False) -> TokenRows:
         return TokenRows(read_integers(field, value), np.array([len(value)]), flat=True)
     for index, row in enumerate(value):
         if not isinstance(row, list) or not (row or empty):
-            raise Invalid(f"{field}[{index}]", format_value(row), "a row of at least one integer")
+            bad = [number for number, other in enumerate(value) if not _is_row(other, empty)]
+            raise Invalid(f"{field}[{index}]", format_value(row), "a row of at least one integer", items=bad)
     lengths = np.fromiter(map(len, value), np.int64, len(value))
     values = list(chain.from_iterable(value))
-    return TokenRows(
-        read_integers(field, values, lambda index: TokenRows(np.empty(0, np.int64), lengths).place(index)), lengths
-    )
+    return TokenRows(read_integers(field, values, lengths), lengths)
+
+
+def _is_row(value: Any, empty: bool) -> bool:
+    """Return whether a value of JSON is a row of 64-bit integers."""
+    if not isinstance(value, list) or not value:
+        return value == [] and empty
+    return set(map(type, value)) <= {int} and _is_int64(min(value)) and _is_int64(max(value))
 
 
 def read_rows(field: str, value: Any) -> TokenRows:
@@ -88,15 +93,17 @@ def read_array_positions(array: NDArray[Any], lengths: Int64 | None = None) -> t
     return tuple(read_array_rows(f"{POSITIONS}[{axis}]", part, lengths) for axis, part in enumerate(array))
 
 
-def read_integers(field: str, values: list[Any], place: Callable[[int], str] = lambda index: f"[{index}]") -> Int64:
-    """Return a list of Python integers as int64; `place` formats the index of a bad value for the message."""
+def read_integers(field: str, values: list[Any], lengths: Int64 | None = None) -> Int64:
+    """Return a list of Python integers as int64; with `lengths` the integers of rows, which errors then name."""
     if set(map(type, values)) <= {int}:
         try:
             return np.array(values, np.int64)
         except OverflowError:
             pass
-    index = next(i for i, value in enumerate(values) if not _is_int64(value))
-    raise Invalid(field + place(index), format_value(values[index]), INTEGER)
+    bad = np.array([index for index, value in enumerate(values) if not _is_int64(value)])
+    rows = TokenRows(bad, np.array([len(values)]) if lengths is None else lengths, flat=lengths is None)
+    place, got = rows.place(int(bad[0])), format_value(values[bad[0]])
+    raise Invalid(field + place, got, INTEGER, items=rows.bad_items(bad))
 
 
 def read_floats(field: str, values: list[Any]) -> NDArray[np.float32]:
@@ -106,8 +113,9 @@ def read_floats(field: str, values: list[Any]) -> NDArray[np.float32]:
             array = np.array(values, np.float64).astype(np.float32)
         if np.isfinite(array).all():
             return array
-    index = next(i for i, value in enumerate(values) if not _is_float32(value))
-    raise Invalid(f"{field}[{index}]", format_value(values[index]), "a number that float32 holds")
+    bad = [index for index, value in enumerate(values) if not _is_float32(value)]
+    got = format_value(values[bad[0]])
+    raise Invalid(f"{field}[{bad[0]}]", got, "a number that float32 holds", items=bad)
 
 
 def _is_float32(value: Any) -> bool:
@@ -148,7 +156,8 @@ def read_array_rows(field: str, array: NDArray[Any], lengths: Int64 | None = Non
         raise Invalid(f"{field} shape", str(array.shape), "(tokens,) beside lengths")
     wrong = np.flatnonzero((lengths < 1) | (lengths > len(exact)))
     if len(wrong):
-        raise Invalid(f"lengths[{wrong[0]}]", int(lengths[wrong[0]]), f"1 to {len(exact)}, as many as {field} has")
+        allowed = f"1 to {len(exact)}, as many as {field} has"
+        raise Invalid(f"lengths[{wrong[0]}]", int(lengths[wrong[0]]), allowed, items=wrong)
     if lengths.sum() != len(exact):
         raise Invalid("lengths", f"{lengths.sum()} tokens in all", f"{len(exact)}, as many as {field} has")
     return TokenRows(exact, lengths)
@@ -172,7 +181,8 @@ def _read_integer_array(field: str, array: NDArray[Any]) -> Int64:
     if not array.size:  # a few bytes can declare any number of empty rows
         raise Invalid(f"{field} shape", str(array.shape), "at least one row of at least one integer")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max()) >= 2**63:
-        raise Invalid(field, int(array.max()), INTEGER)
+        items = np.unique(np.argwhere(array >= 2**63)[:, 0])
+        raise Invalid(field, int(array.max()), INTEGER, items=items)
     if array.dtype == np.int64 and array.flags.c_contiguous and array.flags.aligned:
         return array  # same result as `require`, but faster
     return np.require(array, np.int64, ("C", "A"))

@@ -24,6 +24,7 @@ class DecodeOptions:
         context: the last ids before each row, R rows of them; None without earlier tokens.
         outputs: names of the tensors in the response to a step.
         dtype: a key of DTYPES.
+        special_tokens_in_text: one of `SPECIAL_TOKENS_IN_TEXT`, for the texts of parts.
 
     """
 
@@ -32,6 +33,7 @@ class DecodeOptions:
     context: TokenRows | None = None
     outputs: tuple[str, ...] = ("embeddings",)
     dtype: str = "float32"
+    special_tokens_in_text: str = "allow"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +244,8 @@ def check_each(field: str, offset: Int64, limits: Int64) -> None:
     wrong = np.flatnonzero((offset < 0) | (offset > limits))
     if len(wrong):
         row = int(wrong[0])
-        raise Invalid(f"{field}[{row}]" if len(offset) > 1 else field, int(offset[row]), f"0 to {int(limits[row])}")
+        name = f"{field}[{row}]" if len(offset) > 1 else field
+        raise Invalid(name, int(offset[row]), f"0 to {int(limits[row])}", items=wrong)
 
 
 def check_stated(stated: Int64, running: Int64) -> None:
@@ -256,7 +259,8 @@ def check_stated(stated: Int64, running: Int64) -> None:
     wrong = np.flatnonzero(offset != running)
     if len(wrong):
         row = int(wrong[0])
-        raise Conflict(f"offset[{row}]", int(offset[row]), f"{int(running[row])}, the offset of this row")
+        expected = f"{int(running[row])}, the offset of this row"
+        raise Conflict(f"offset[{row}]", int(offset[row]), expected, items=wrong)
 
 
 def _check_rows(field: str, rows: Int64, count: int) -> None:
@@ -264,7 +268,7 @@ def _check_rows(field: str, rows: Int64, count: int) -> None:
     if len(wrong):
         index = int(wrong[0])
         allowed = f"0 to {count - 1}" if count else "nothing, since the stream has no rows"
-        raise Invalid(f"{field}[{index}]", int(rows[index]), allowed)
+        raise Invalid(f"{field}[{index}]", int(rows[index]), allowed, items=wrong)
 
 
 def check_count(field: str, rows: int, max_rows: int) -> None:

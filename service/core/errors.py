@@ -18,20 +18,30 @@
         ├── ArtifactError       a broken or unsupported artifact
         └── ProviderError       an unusable execution provider
 
-Every error names three things: the field, the value got, the value expected.
+Every error names three things: the field, the value got, the value expected. If items of a list are at fault, the error
+is about the first one, and lists the others.
 """
 
 import asyncio
 import reprlib
+from collections.abc import Callable, Collection, Iterable
+from itertools import islice
+from typing import Any, TypeVar
 
 MAX_VALUE_CHARS = 80
 """Maximum characters of a value in a message: enough to recognize it, too few to reflect a whole body."""
+
+MAX_BAD_INDICES = 100
+"""Most items of a list that an error names."""
 
 ENDS = asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit
 """Exceptions that end work and are no failure. A panic of a library in Rust is a failure, and no `Exception`."""
 
 INTERNAL_ERROR_MESSAGE = "internal error; the log of the service has the details"
 """The message of any other exception: nothing about the internals."""
+
+
+T = TypeVar("T")
 
 
 # Lists may be nested too deeply for `repr`, and the text of a long list would cost more than the request.
@@ -54,17 +64,43 @@ class PreblockError(Exception):
         got: the rejected value; shortened to `MAX_VALUE_CHARS` characters.
         expected: the accepted values.
         message: the whole sentence, for errors about something other than a value; default: "FIELD: got …, expected …".
+        items: ascending indices of all items at fault, in a list of rows, texts or values; empty without such a list.
 
     """
 
     retry_after: int | None = None
     """Seconds until a retry may succeed; None if it cannot."""
 
-    def __init__(self, field: str, got: object, expected: str, *, message: str | None = None) -> None:
+    def __init__(
+        self, field: str, got: object, expected: str, *, message: str | None = None, items: Collection[Any] = ()
+    ) -> None:
         self.field = field
         self.got = shorten(got)
         self.expected = expected
+        self.items = items
         super().__init__(message or f"{field}: got {self.got}, expected {expected}")
+
+    def __str__(self) -> str:
+        """Return the message, with the indices of several bad items."""
+        return super().__str__() + self.items_text
+
+    @property
+    def bad_indices(self) -> list[int]:
+        """Indices of the first items at fault, at most `MAX_BAD_INDICES`."""
+        return list(map(int, islice(self.items, MAX_BAD_INDICES)))
+
+    @property
+    def items_text(self) -> str:
+        """The end of the message, about several items at fault; else empty."""
+        if len(self.items) < 2:
+            return ""
+        more = ", …" if len(self.items) > MAX_BAD_INDICES else ""
+        return f"; {len(self.items)} bad items: {', '.join(map(str, self.bad_indices))}{more}"
+
+    @property
+    def item_fields(self) -> dict[str, Any]:
+        """The fields of an error body about the items at fault; none without such items."""
+        return {"bad_indices": self.bad_indices, "bad_count": len(self.items)} if len(self.items) else {}
 
 
 class ClientFault(PreblockError):
@@ -144,3 +180,28 @@ class ArtifactError(ServerFault):
 
 class ProviderError(ServerFault):
     """An execution provider cannot be used."""
+
+
+def read_items(items: Iterable[Any], read: Callable[[int, Any], T]) -> list[T]:
+    """Return `read` of the index and the value of each item.
+
+    Raises:
+        Invalid: the first error of `read`, with the indices of all items that it refuses.
+
+    """
+    found: list[T] = []
+    first: Invalid | None = None
+    bad: list[int] = []
+    for index, item in enumerate(items):
+        try:
+            found.append(read(index, item))
+        except Invalid as error:
+            first = first or error
+            bad.append(index)
+    if first is None:
+        return found
+    first.items = bad
+    try:
+        raise first
+    finally:
+        del first  # its traceback holds this frame, and such a cycle would keep the items

@@ -92,6 +92,25 @@ class TokenRows:
         """Return the number of a row in error messages."""
         return row if self.numbers is None else int(self.numbers[row])
 
+    def bad_rows(self, wrong: Bools) -> Int64:
+        """Return the numbers of the rows with true `wrong`, bool (B,), for errors; none for the row of a flat list."""
+        rows: Int64 = np.flatnonzero(wrong & (not self.flat))
+        return rows if self.numbers is None else self.numbers[rows]
+
+    def bad_items(self, index: Int64) -> Int64:
+        """Return the numbers of the rows with the values at `index`, for errors; of a flat list, their indices."""
+        if self.flat:
+            return index
+        rows = np.searchsorted(self.starts, index, side="right") - 1
+        return self.bad_rows(np.bincount(rows, minlength=len(self.lengths)) > 0)
+
+    def select(self, rows: Int64) -> "TokenRows":
+        """Return some rows, in order. They keep their numbers in error messages."""
+        chosen: Bools = np.zeros(len(self.lengths), np.bool_)
+        chosen[rows] = True
+        numbers = rows if self.numbers is None else self.numbers[rows]
+        return TokenRows(self.values[np.repeat(chosen, self.lengths)], self.lengths[rows], self.flat, numbers)
+
     def columns(self, begin: int, end: int) -> "TokenRows":
         """Return the values from `begin` up to `end` of each row. Rows shorter than `begin` become empty."""
         lengths = np.clip(self.lengths, begin, end) - begin
@@ -112,6 +131,10 @@ POSITION_ROWS = "position_rows"
 """The name in `indices` of rows of the position table, in place of `position_ids`; the engine converts them."""
 
 
+SPECIAL_TOKENS_IN_TEXT = ("allow", "refuse", "plain")
+"""Choices for a text that contains a special token: it becomes the token, is an error, or stays ordinary text."""
+
+
 @dataclass(eq=False, kw_only=True)
 class EmbedOptions:
     """The common options of requests of token ids and of text.
@@ -124,6 +147,7 @@ class EmbedOptions:
         pooling: "none", or one vector per row: "mean", "first" or "last".
         dimensions: number of leading columns of a pooled vector in the response; None for all of them.
         normalize: whether a pooled vector is divided by its Euclidean norm; None as the model states it.
+        special_tokens_in_text: one of `SPECIAL_TOKENS_IN_TEXT`; without effect on token ids.
         outputs: names of the requested tensors.
         dtype: of the response, a key of DTYPES, or `STORED` for the type of n-gram tables.
         chunks: of a large response: "sent" one by one, "buffered" as for a gRPC message, or "none".
@@ -139,6 +163,7 @@ class EmbedOptions:
     pooling: str = "none"
     dimensions: int | None = None
     normalize: bool | None = None
+    special_tokens_in_text: str = "allow"
     outputs: tuple[str, ...] = ("embeddings",)
     dtype: str = "float32"
     chunks: Chunks = "none"

@@ -5,7 +5,7 @@ Letters: R rows of the stream, T tokens of a step.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.history import RowHistories, check_context
 from preblock.service.engine.plain_calls import check_size
 from preblock.service.engine.positions import count_real, next_positions
-from preblock.service.engine.validation import check_choice, check_same_lengths, to_position_ids
+from preblock.service.engine.row_checks import check_same_lengths
+from preblock.service.engine.validation import check_choice, select_rows, to_position_ids
 from preblock.service.observability.context import RequestRecord
 from preblock.service.runtime.model import TokenModel
 
@@ -147,6 +148,7 @@ class DecodeState:
         request = PartsRequest(
             rows=operation.rows,
             placeholder=operation.placeholder,
+            special_tokens_in_text=self.options.special_tokens_in_text,
             outputs=self.options.outputs,
             dtype=self.options.dtype,
         )
@@ -255,20 +257,13 @@ def split_step(step: decode_ops.StepOp, size: int) -> Iterator[decode_ops.StepOp
 
 def _without_empty(request: TokenRequest, kept: Int64) -> TokenRequest:
     """Return the request with only the rows `kept`, which errors name by their numbers in the stream."""
-    ids, context = request.input_ids, request.context
-
-    def compact(field: str, rows: TokenRows) -> TokenRows:
-        check_same_lengths(field, rows, ids)
-        return TokenRows(rows.values, rows.lengths[kept], numbers=kept)
-
-    return replace(
-        request,
-        input_ids=compact("input_ids", ids),
-        context=None if context is None else TokenRows.of_array(context.values.reshape(len(ids.lengths), -1)[kept]),
-        new_rows=None if request.new_rows is None else request.new_rows[kept],
-        offset=None if request.offset is None else request.offset[kept],
-        position_ids=None if request.position_ids is None else compact("position_ids", request.position_ids),
-        further_positions=tuple(compact("position_ids", rows) for rows in request.further_positions),
-        attention_mask=None if request.attention_mask is None else compact("attention_mask", request.attention_mask),
-        indices={name: compact(name, rows) for name, rows in request.indices.items()},
-    )
+    positions, mask = request.position_ids, request.attention_mask
+    given = {
+        "position_ids": [*(() if positions is None else (positions,)), *request.further_positions],
+        "attention_mask": [] if mask is None else [mask],
+        **{name: [rows] for name, rows in request.indices.items()},
+    }
+    for field, inputs in given.items():
+        for rows in inputs:
+            check_same_lengths(field, rows, request.input_ids)
+    return select_rows(request, kept)

@@ -17,6 +17,7 @@ from preblock.service.core.decode_ops import AppendOp, DropOp, ReorderOp, Rewind
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import Bools, Int64, TokenRequest, TokenRows
 from preblock.service.engine.positions import count_real, real_tokens
+from preblock.service.engine.row_checks import check_range
 
 MAX_KEPT_IDS = 2**12
 """Most tokens of a row in a decode stream that a rewind may go back: 32 kB."""
@@ -56,12 +57,10 @@ def check_context(
     differs = context.lengths != history.tokens
     if differs.any():
         row = int(np.argmax(differs))
-        name = "context" if context.flat else f"context[{row if numbers is None else int(numbers[row])}]"
-        raise Invalid(name, f"{int(context.lengths[row])} ids", f"{history.tokens} ids, the last ones before the row")
-    outside = context.values.view(np.uint64) >= manifest.vocab_size  # as unsigned numbers, negative ones are large
-    if outside.any():
-        index = int(np.argmax(outside))
-        raise Invalid("context" + context.place(index), int(context.values[index]), f"0 to {manifest.vocab_size - 1}")
+        name = "context" if context.flat else f"context[{context.number(row)}]"
+        got, allowed = f"{int(context.lengths[row])} ids", f"{history.tokens} ids, the last ones before the row"
+        raise Invalid(name, got, allowed, items=context.bad_rows(differs))
+    check_range("context", context, manifest.vocab_size)
 
 
 def context_of(request: TokenRequest, manifest: Manifest) -> Int64:

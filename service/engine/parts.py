@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import EMBEDDINGS, TOKEN_EMBEDDINGS
 from preblock.service.core.decode_ops import per_row
-from preblock.service.core.errors import Invalid, TooLarge
+from preblock.service.core.errors import Invalid, TooLarge, read_items
 from preblock.service.core.row_parts import GivenVectors, RowPart
 from preblock.service.core.types import Int64, PartsRequest, TokenRequest, TokenRows
 from preblock.service.engine.plain_calls import ZERO
@@ -32,9 +32,15 @@ def assemble(request: PartsRequest, model: TokenModel, max_tokens: int) -> Token
         TooLarge: the parts have too many tokens.
 
     """
-    parts = [_resolve(part, model) for row in request.rows for part in row]
+    rows_of_parts = read_items(request.rows, lambda _, row: [_resolve(part, model) for part in row])
+    parts = [part for row in rows_of_parts for part in row]
     filler = _ordinary_id(model.manifest)
-    values = _tokens_of(parts, model, max_tokens, filler)
+    try:
+        values = _tokens_of(parts, model, max_tokens, filler, request.special_tokens_in_text)
+    except Invalid as error:
+        texts = [row for row, parts in enumerate(request.rows) for part in parts if part.text is not None]
+        error.items = sorted({texts[item] for item in error.items})
+        raise
     lengths = np.fromiter(map(len, values), np.int64, len(values))
     ends = np.cumsum([0, *lengths])[np.cumsum([0, *map(len, request.rows)])]
     rows = TokenRows(np.concatenate(values), np.diff(ends))
@@ -63,8 +69,10 @@ def assemble(request: PartsRequest, model: TokenModel, max_tokens: int) -> Token
 
 
 def _resolve(part: RowPart, model: TokenModel) -> RowPart:
-    """Return a soft prompt as vectors, and another part unchanged."""
+    """Return a soft prompt as vectors, and another part unchanged; check the number of vectors."""
     if part.prompt is None:
+        if part.vectors is not None:
+            _shape(part, model.manifest)
         return part
     if part.prompt not in model.soft_prompts:
         raise Invalid(part.field, part.prompt, ", ".join(model.soft_prompts) or "none, since this model has none")
@@ -85,10 +93,11 @@ def _ordinary_id(manifest: Manifest) -> int:
     return next((token for token in range(manifest.vocab_size) if token not in special), 0)
 
 
-def _tokens_of(parts: list[RowPart], model: TokenModel, max_tokens: int, filler: int) -> list[Int64]:
+def _tokens_of(parts: list[RowPart], model: TokenModel, max_tokens: int, filler: int, in_text: str) -> list[Int64]:
     """Return the tokens of each part; `filler` stands for each vector.
 
     Raises:
+        Invalid: a text is not allowed; the items of the error are numbers of texts.
         TooLarge: there are too many; their vectors were not copied yet.
 
     """
@@ -97,7 +106,9 @@ def _tokens_of(parts: list[RowPart], model: TokenModel, max_tokens: int, filler:
     if texts:
         if model.tokenizer is None:
             raise Invalid(texts[0].field, repr(texts[0].text), "token ids, since this model has no tokenizer")
-        tokens = model.tokenizer.encode([str(part.text) for part in texts], max_tokens, False, False).input_ids
+        contents, places = [str(part.text) for part in texts], [part.field for part in texts]
+        encoded_texts = model.tokenizer.encode(contents, max_tokens, False, False, in_text=in_text, places=places)
+        tokens = encoded_texts.input_ids
         encoded = np.split(tokens.values, tokens.starts[1:])
     remaining = iter(encoded)
     found: list[Int64] = []

@@ -4,7 +4,7 @@ onnxruntime wraps negative ids silently, and on CUDA returns rows of zeros for i
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from preblock.service.core.settings_reload import RequestLimits
 from preblock.service.core.types import (
     DTYPES,
     POSITION_ROWS,
+    Int64,
     PairwiseBiasRequest,
     StemRequest,
     TokenRequest,
@@ -28,6 +29,7 @@ from preblock.service.engine.history import check_context
 from preblock.service.engine.plain_calls import ZERO, Call, bounds_of, check_size, is_plain
 from preblock.service.engine.pooling import POOLINGS
 from preblock.service.engine.positions import count_real, pooled_tokens, position_limit, real_tokens
+from preblock.service.engine.row_checks import check_range, check_same_lengths, refuse_values
 from preblock.service.engine.truncation import SIDES, min_row_tokens
 
 MAX_BIAS_POSITIONS = 2**31  # onnxruntime's operator Max reads 32 bits of larger distances
@@ -58,10 +60,7 @@ def to_position_ids(step: Step, manifest: Manifest) -> Step:
     if manifest.counts != "slots" and real is not None:
         placed = np.where((real == 0) & (placed == first - 1), first, placed)
     outside = (placed < first) | (placed >= manifest.limit + first)
-    if outside.any():
-        index = int(np.argmax(outside))
-        allowed = f"{first} to {manifest.limit + first - 1}, rows of positions"
-        raise Invalid(POSITION_ROWS + rows.place(index), int(placed[index]), allowed)
+    refuse_values(POSITION_ROWS, rows, outside, f"{first} to {manifest.limit + first - 1}, rows of positions")
     indices = {name: values for name, values in step.indices.items() if name != POSITION_ROWS}
     return replace(step, position_ids=replace(rows, values=placed - first), indices=indices)
 
@@ -70,7 +69,8 @@ def check(request: TokenRequest, manifest: Manifest, limits: RequestLimits) -> N
     """Check ids, segments, masks, positions, offsets, lengths and the output type.
 
     Raises:
-        Invalid: a value is not allowed for this model; the error names the first such value.
+        Invalid: a value is not allowed for this model; the error names the first such value, and all rows that one rule
+            or another refuses.
         TooLarge: the request has too many tokens or rows.
 
     """
@@ -78,6 +78,67 @@ def check(request: TokenRequest, manifest: Manifest, limits: RequestLimits) -> N
     call = None if bounds is None else Call.of(request, manifest)
     if bounds is not None and call is not None and is_plain(call, bounds, limits):
         return
+    try:
+        _check_rules(request, manifest, limits)
+    except Invalid as error:
+        error.items = _find_bad_rows(error.items, request, manifest, limits)
+        raise
+
+
+def _find_bad_rows(
+    items: Collection[int], request: TokenRequest, manifest: Manifest, limits: RequestLimits
+) -> Collection[int]:
+    """Return the rows `items` that one rule refuses, and the rows that the other rules refuse."""
+    ids, given = request.input_ids, _rows_of(request)
+    count = len(ids.lengths)
+    offsets = 1 if request.offset is None else len(request.offset)
+    in_rows = not ids.flat and all(len(rows.lengths) == count and not rows.flat for rows in given)
+    if not len(items) or not in_rows or offsets not in (1, count):
+        return items
+    numbers = np.arange(count) if ids.numbers is None else ids.numbers
+    found = np.asarray(items)
+    while len(rest := np.flatnonzero(~np.isin(numbers, found))):
+        try:
+            _check_rules(select_rows(request, rest), manifest, limits)
+        except Invalid as error:
+            more = np.setdiff1d(np.asarray(error.items), found)
+        else:
+            break
+        if not len(more):
+            break
+        found = np.union1d(found, more)
+    return found
+
+
+def _rows_of(request: TokenRequest) -> list[TokenRows]:
+    """Return all rows of a request beside its ids."""
+    given = request.context, request.position_ids, request.attention_mask
+    return [*(rows for rows in given if rows is not None), *request.further_positions, *request.indices.values()]
+
+
+def select_rows(request: TokenRequest, kept: Int64) -> TokenRequest:
+    """Return the request with only the rows `kept`, which errors name by their numbers in `request`."""
+    ids, offset, special = request.input_ids, request.offset, request.special
+
+    def select(rows: TokenRows | None) -> TokenRows | None:
+        return None if rows is None else rows.select(kept)
+
+    return replace(
+        request,
+        input_ids=ids.select(kept),
+        context=select(request.context),
+        new_rows=None if request.new_rows is None else request.new_rows[kept],
+        offset=offset if offset is None or len(offset) == 1 else offset[kept],
+        position_ids=select(request.position_ids),
+        further_positions=tuple(rows.select(kept) for rows in request.further_positions),
+        attention_mask=select(request.attention_mask),
+        indices={name: rows.select(kept) for name, rows in request.indices.items()},
+        special=None if special is None else special[np.isin(ids.spread(np.arange(len(ids.lengths))), kept)],
+    )
+
+
+def _check_rules(request: TokenRequest, manifest: Manifest, limits: RequestLimits) -> None:
+    """Raise as `check`, for the rows that the first broken rule refuses."""
     check_dtype(request.dtype, request.outputs, manifest)
     if request.truncate is not None:
         check_choice("truncate", request.truncate, SIDES)
@@ -86,13 +147,13 @@ def check(request: TokenRequest, manifest: Manifest, limits: RequestLimits) -> N
     if not len(ids.lengths):
         raise Invalid("input_ids", "an empty batch", "at least one row")
     if not ids.lengths.all():
-        raise Invalid(f"input_ids[{int(np.argmin(ids.lengths))}]", "an empty row", "at least one id")
+        row = ids.number(int(np.argmin(ids.lengths)))
+        raise Invalid(f"input_ids[{row}]", "an empty row", "at least one id", items=ids.bad_rows(ids.lengths == 0))
     check_size(limits, "input_ids", tokens=len(ids.values), rows=len(ids.lengths))
-    _check_range("input_ids", ids, manifest.vocab_size)
+    check_range("input_ids", ids, manifest.vocab_size)
     for refused in manifest.refused_ids:
-        if len(index := np.flatnonzero(ids.values == refused)):
-            allowed = f"any other id, since this model scales the other tokens of a row with {refused}"
-            raise Invalid("input_ids" + ids.place(int(index[0])), refused, allowed)
+        allowed = f"any other id, since this model scales the other tokens of a row with {refused}"
+        refuse_values("input_ids", ids, ids.values == refused, allowed)
     for output in request.outputs:
         check_choice("output", output, manifest.widths)
         if request.pooling != "none" and (output in (NGRAM_ROW_IDS, NGRAM_SCALES) or request.dtype == STORED):
@@ -100,7 +161,7 @@ def check(request: TokenRequest, manifest: Manifest, limits: RequestLimits) -> N
     _check_indices(request, manifest)
     if request.attention_mask is not None:
         check_same_lengths("attention_mask", request.attention_mask, ids)
-        _check_range("attention_mask", request.attention_mask, 2)
+        check_range("attention_mask", request.attention_mask, 2)
     check_pooled(request, manifest)
     if request.max_length is not None and (least := int(min_row_tokens(request, manifest).max())) > request.max_length:
         raise Invalid("max_length", request.max_length, f"{least} or more, to keep the special tokens and one other")
@@ -118,7 +179,7 @@ def _check_indices(request: TokenRequest, manifest: Manifest) -> None:
             message = f"{name} is not an input: this model has no {_INPUT_TITLES.get(name, name)}"
             raise Invalid(name, "a value", "nothing", message=message)
         check_same_lengths(name, rows, request.input_ids)
-        _check_range(name, rows, manifest.indices[name])
+        check_range(name, rows, manifest.indices[name])
     for name in manifest.needed:
         if name not in request.indices:
             message = f"{name} is missing: this model needs a value for each token"
@@ -138,14 +199,14 @@ def _check_positions(request: TokenRequest, manifest: Manifest, limit: int) -> N
         raise Invalid("truncate", "truncate and position_ids", "one of them", message=message)
     if not request.further_positions:
         check_same_lengths("position_ids", request.position_ids, ids)
-        _check_range("position_ids", request.position_ids, limit)
+        check_range("position_ids", request.position_ids, limit)
         return
     if not any(rotary.axes for rotary in manifest.rotary):
         message = "position_ids: got three axes, expected one position for each token: this model has one axis"
         raise Invalid("position_ids", "three axes", "one position for each token", message=message)
     for axis, rows in enumerate((request.position_ids, *request.further_positions)):
         check_same_lengths(f"position_ids[{axis}]", rows, ids)
-        _check_range(f"position_ids[{axis}]", rows, limit)
+        check_range(f"position_ids[{axis}]", rows, limit)
 
 
 def _check_context(request: TokenRequest, manifest: Manifest) -> None:
@@ -175,9 +236,10 @@ def check_pooled(request: TokenRequest, manifest: Manifest) -> None:
         return
     counts = np.add.reduceat(tokens, request.input_ids.starts)
     if not counts.all():
-        row = int(np.argmin(counts))
+        row = request.input_ids.number(int(np.argmin(counts)))
         kind = "real" if manifest.sentence is None else "known"
-        raise Invalid(f"input_ids[{row}]", f"no {kind} token", f"at least one, to take the {request.pooling}")
+        allowed, items = f"at least one, to take the {request.pooling}", request.input_ids.bad_rows(counts == 0)
+        raise Invalid(f"input_ids[{row}]", f"no {kind} token", allowed, items=items)
 
 
 def check_bias(request: PairwiseBiasRequest, manifest: Manifest, max_tokens: int) -> tuple[int, ...]:
@@ -245,35 +307,17 @@ def check_choice(field: str, value: str, allowed: Iterable[str]) -> None:
         raise Invalid(field, value, ", ".join(allowed))
 
 
-def check_same_lengths(field: str, rows: TokenRows, ids: TokenRows) -> None:
-    """Raise Invalid if an input differs from the ids in the number of rows, or in the length of a row."""
-    if len(rows.lengths) != len(ids.lengths):
-        raise Invalid(field, f"{len(rows.lengths)} rows", f"{len(ids.lengths)} rows, as input_ids has")
-    differs = rows.lengths != ids.lengths
-    if differs.any():
-        row = int(np.argmax(differs))
-        got, allowed = int(rows.lengths[row]), int(ids.lengths[row])
-        raise Invalid(f"{field}[{row}]", f"{got} values", f"{allowed} values, as input_ids[{row}] has")
-
-
-def _check_range(field: str, rows: TokenRows, limit: int) -> None:
-    """Raise Invalid if a value is outside 0 to `limit` - 1."""
-    outside = rows.values.view(np.uint64) >= limit  # as unsigned numbers, negative values are larger than any limit
-    if outside.any():
-        index = int(np.argmax(outside))
-        raise Invalid(field + rows.place(index), int(rows.values[index]), f"0 to {limit - 1}")
-
-
 def _check_offset(request: TokenRequest, manifest: Manifest, limit: int) -> None:
     ids = request.input_ids
     offset = per_row("offset", ZERO if request.offset is None else request.offset, len(ids.lengths))
     if offset.min() < 0:
         row = int(np.argmax(offset < 0))
-        raise Invalid(f"offset[{row}]", int(offset[row]), "0 or more")
+        raise Invalid(f"offset[{ids.number(row)}]", int(offset[row]), "0 or more", items=ids.bad_rows(offset < 0))
     tokens = min_row_tokens(request, manifest)
     beyond = offset > limit - tokens  # not offset + tokens > limit: the sum of a large offset could wrap
     if beyond.any():
         row = int(np.argmax(beyond))
         start, count = int(offset[row]), int(tokens[row])
         got = f"{start} + {count} = {start + count}"
-        raise Invalid(f"offset[{ids.number(row)}] + tokens", got, f"at most {limit}, the max_len of this model")
+        allowed = f"at most {limit}, the max_len of this model"
+        raise Invalid(f"offset[{ids.number(row)}] + tokens", got, allowed, items=ids.bad_rows(beyond))

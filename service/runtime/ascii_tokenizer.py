@@ -74,9 +74,9 @@ class AsciiTokenizer:
         return [next(slow if found is None else fast) for found in normal]
 
     def ids(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        """Return the ids of each text without special tokens; raises as `encode_batch_fast`."""
+        """Return the ids of texts, at most `MAX_CHARACTERS`, without special tokens; raises as `encode_batch_fast`."""
         words = self._words
-        if not self._known or words is None or sum(map(len, texts)) > MAX_CHARACTERS:
+        if not self._known or words is None:
             return [encoding.ids for encoding in self.encode(texts, False)]
         normal = [self._normalize(text) for text in texts]
         others = [text for text, found in zip(texts, normal, strict=True) if found is None]

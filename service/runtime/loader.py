@@ -215,8 +215,13 @@ def _open_lookups(
         "lookup_table": map_lookup(folder, manifest) if provider == CPU else None,
         "soft_prompts": map_soft_prompts(folder, manifest),
         "position_rows": open_position_rows(folder, manifest),
-        "tokenizer": Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None,
+        "tokenizer": _open_tokenizer(folder, manifest),
     }
+
+
+def _open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer | None:
+    file = manifest.files.get(TOKENIZER)
+    return None if file is None else Tokenizer(folder / TOKENIZER, file, manifest.vocab_size)
 
 
 def _open_sessions(

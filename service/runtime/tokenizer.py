@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,16 @@ from preblock.service.artifacts.manifest import File
 from preblock.service.core.errors import ENDS, ArtifactError, Invalid, TooLarge, shorten
 from preblock.service.core.files import open_file, unreadable
 from preblock.service.core.system import return_free_memory
-from preblock.service.core.types import Encoding, Int64, TokenRows
-from preblock.service.runtime.ascii_tokenizer import AsciiTokenizer
+from preblock.service.core.types import Bools, Encoding, Int64, TokenRows
+from preblock.service.runtime.ascii_tokenizer import MAX_CHARACTERS, AsciiTokenizer
 
 if TYPE_CHECKING:
     import tokenizers
 
 MAX_CHARACTERS_PER_TOKEN = 16
 """Bounds the work for long text: a tokenizer needs hundreds of bytes of memory per token."""
+UNKNOWN = "\U0010fffe"
+"""A character of no language, which no vocabulary holds."""
 SAMPLES = (
     *("", "a", "Hello, world! It's 2024.", "  \t\r\n ", "naïve ÉCOLE ß ŉ", "e\u0301 \u1100\u1161\u11a8"),
     *("東京 日本語テキスト", "العربية עברית", "👩\u200d👧 \U0001f1e9\U0001f1ea", "\x00\x07\u200b\u2028\ufeff\ufffd"),
@@ -39,6 +41,7 @@ class Tokenizer:
     Args:
         file: in the format of the package `tokenizers`.
         expected: its entry in the manifest; the content is compared with it again.
+        ids: number of ids of the model. A text with a token beyond them is an error.
 
     Raises:
         ArtifactError: the file cannot be opened.
@@ -46,7 +49,8 @@ class Tokenizer:
 
     """
 
-    def __init__(self, file: Path, expected: File) -> None:
+    def __init__(self, file: Path, expected: File, ids: int) -> None:
+        self._ids = ids
         self._name, self._expected, stream = file.name, expected, open_file(file)
         self._descriptor = stream.fileno()
         weakref.finalize(self, stream.close)
@@ -64,6 +68,9 @@ class Tokenizer:
         special_tokens: bool = True,
         segments: bool = False,
         marks: bool = False,
+        *,
+        in_text: str = "allow",
+        places: Sequence[str] = (),
     ) -> Encoding:
         """Return the tokens of each text, untruncated.
 
@@ -74,9 +81,12 @@ class Tokenizer:
             special_tokens: whether to add the tokenizer's special tokens.
             segments: whether to return the segment of each token.
             marks: whether to return which tokens are special.
+            in_text: one of `SPECIAL_TOKENS_IN_TEXT`.
+            places: of the texts in the request, for error messages; default text[0], text[1], …
 
         Raises:
-            Invalid: a text has no token, the tokenizer refuses it, or `tokenizers` is not installed.
+            Invalid: a text has no token, or one beyond the ids of the model, or one that `in_text` forbids; or the
+                tokenizer refuses it; or `tokenizers` is not installed.
             TooLarge: too many characters, or more than `max_tokens` tokens.
             ArtifactError: the file is no tokenizer, or differs from the manifest.
 
@@ -86,49 +96,63 @@ class Tokenizer:
         characters, most = sum(map(len, text)), MAX_CHARACTERS_PER_TOKEN * max_tokens
         if characters > most:
             raise TooLarge("text", f"{characters} characters", f"at most {most} characters in a request")
-        only_ids = not (spans or special_tokens or segments or marks)
-        found, ids = self._tokenize(text, spans, special_tokens, only_ids)
-        counts = list(map(len, ids))
+        only_ids = not (spans or special_tokens or segments or marks) and characters <= MAX_CHARACTERS
+        reader = self._plain if in_text == "plain" else self._reader
+        found, ids = reader.tokenize(text, spans, special_tokens, only_ids)
+        counts = list(map(len, found or ids))
         if sum(counts) > max_tokens:
             raise TooLarge("text", f"{sum(counts)} tokens", f"at most {max_tokens} tokens in a request")
-        if 0 in counts:
-            row = counts.index(0)
-            raise Invalid(f"text[{row}]", repr(text[row]), "text of at least one token")
-
         lengths = np.array(counts, np.int64)
 
         def join(name: str) -> Int64:
             return np.fromiter(chain.from_iterable(getattr(encoding, name) for encoding in found), np.int64)
 
+        rows = TokenRows(join("ids") if found else np.fromiter(chain.from_iterable(ids), np.int64), lengths)
+        if 0 in counts or in_text != "allow" or self._has_further_ids:
+            added = join("special_tokens_mask") if special_tokens else np.zeros_like(rows.values)
+            self._check(text, rows, added == 0, in_text, places or [f"text[{row}]" for row in range(len(text))])
         return Encoding(
-            input_ids=TokenRows(np.fromiter(chain.from_iterable(ids), np.int64), lengths),
+            input_ids=rows,
             token_type_ids=TokenRows(join("type_ids"), lengths) if segments else None,
             special=join("special_tokens_mask").astype(np.bool_) if marks else None,
             spans=np.array([span for encoding in found for span in encoding.offsets], np.int64) if spans else None,
         )
 
-    def _tokenize(
-        self, text: Sequence[str], spans: bool, special_tokens: bool, only_ids: bool
-    ) -> tuple[list[Any], Sequence[Sequence[int]]]:
-        """Return the encodings of texts, and their ids; no encodings if only the ids are needed.
+    def _check(self, text: Sequence[str], rows: TokenRows, own: Bools, in_text: str, places: Sequence[str]) -> None:
+        """Raise Invalid for texts without tokens, and for tokens that the model or `in_text` forbids.
 
-        Raises:
-            Invalid: the tokenizer refuses a text.
-
+        `own` are the tokens of the texts themselves, bool (T,); the others stand around the texts.
         """
-        # Both release the interpreter lock, unlike `encode`. The fast one finds no spans.
-        tokenize = self._tokenizer.encode_batch if spans else self._fast.encode
-        try:
-            if only_ids:
-                return [], self._fast.ids(text)
-            found = tokenize(list(text), add_special_tokens=special_tokens)
-            return found, [encoding.ids for encoding in found]
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            # An unknown word and no unknown token, for example, or a regular expression that takes too long.
-            message = f"text: the tokenizer of the model fails on this text: {reason_of(error)}"
-            raise Invalid("text", "text that the tokenizer fails on", "other text", message=message) from error
+        errors: list[Invalid] = []
+        if len(empty := rows.bad_rows(rows.lengths == 0)):
+            expected = "text of at least one token"
+            errors.append(Invalid(places[empty[0]], repr(text[empty[0]]), expected, items=empty))
+        allowed = f"text without this token: its id is beyond {self._ids - 1}, the last one of the model"
+        refused = [(rows.values >= self._ids, allowed)]
+        if in_text != "allow":
+            refused.append(self._find_special(text, rows, own, in_text))
+        for wrong, expected in refused:
+            if len(bad := np.flatnonzero(wrong)):
+                items, token = rows.bad_items(bad), int(rows.values[bad[0]])
+                got = f"the token {self._tokenizer.id_to_token(token)} (id {token})"
+                errors.append(Invalid(places[items[0]], got, expected, items=items))
+        if errors:
+            errors[0].items = sorted({int(item) for error in errors for item in error.items})
+            try:
+                raise errors[0]
+            finally:
+                errors.clear()  # the traceback holds this frame, and such a cycle would keep the texts
+
+    def _find_special(self, text: Sequence[str], rows: TokenRows, own: Bools, in_text: str) -> tuple[Bools, str]:
+        """Return the tokens that `in_text` forbids, bool (T,), and the texts that it allows."""
+        special, unknown = self._special
+        wrong: Bools = np.isin(rows.values, [*special]) & own
+        expected = "text that can be encoded without this token, which is also an ordinary piece of the vocabulary"
+        if in_text == "refuse":
+            expected = "text without special tokens"
+            named = np.array([any(token in one for token in unknown.values()) for one in text])
+            wrong = wrong | (np.isin(rows.values, [*unknown]) & own & rows.spread(named).astype(np.bool_))
+        return wrong, f"{expected}, since special_tokens_in_text is {in_text}"
 
     def spell(self, ids: Sequence[int]) -> list[str | None]:
         """Return the token of each id as the vocabulary spells it; None for an id outside of it.
@@ -151,8 +175,31 @@ class Tokenizer:
         return_free_memory()
 
     @cached_property
-    def _fast(self) -> AsciiTokenizer:
-        return AsciiTokenizer(self._tokenizer)
+    def _reader(self) -> "TextReader":
+        return TextReader(self._tokenizer)
+
+    @cached_property
+    def _plain(self) -> "TextReader":
+        return TextReader(_without_special_tokens(self._tokenizer))
+
+    @cached_property
+    def _has_further_ids(self) -> bool:
+        """Whether an added token has an id beyond those of the model."""
+        return max(self._tokenizer.get_added_tokens_decoder(), default=0) >= self._ids
+
+    @cached_property
+    def _special(self) -> tuple[dict[int, str], dict[int, str]]:
+        """The special tokens by id, with those around a text; and apart from them the one for unknown words."""
+        tokenizer = self._tokenizer
+        special = {id_: token.content for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        around = tokenizer.encode("")
+        found = zip(around.ids, around.tokens, around.special_tokens_mask, strict=True)
+        special |= {id_: token for id_, token, added in found if added}
+        try:
+            unknown = {token.id for token in tokenizer.model.tokenize(UNKNOWN)} & special.keys()
+        except Exception:  # `tokenizers` has no other class: a model without such a token
+            unknown = set()
+        return special, {id_: special.pop(id_) for id_ in unknown}
 
     @cached_property
     def _tokenizer(self) -> "tokenizers.Tokenizer":
@@ -168,6 +215,71 @@ class Tokenizer:
         return content
 
 
+class TextReader:
+    """Makes tokens of texts.
+
+    Args:
+        tokenizer: makes them.
+
+    """
+
+    def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
+        self._whole, self._fast = tokenizer, AsciiTokenizer(tokenizer)
+
+    def tokenize(
+        self, text: Sequence[str], spans: bool, special_tokens: bool, only_ids: bool
+    ) -> tuple[list[Any], Sequence[Sequence[int]]]:
+        """Return the encodings of texts, or their ids if only the ids are needed.
+
+        An encoding makes its ids when it is asked for them, and holds the interpreter lock meanwhile.
+
+        Raises:
+            Invalid: the tokenizer refuses a text.
+
+        """
+        # Both release the interpreter lock, unlike `encode`. The fast one finds no spans.
+        tokenize = self._whole.encode_batch if spans else self._fast.encode
+        try:
+            if only_ids:
+                return [], self._fast.ids(text)
+            return tokenize(list(text), add_special_tokens=special_tokens), ()
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            # An unknown word and no unknown token, for example, or a regular expression that takes too long.
+            message = f"text: the tokenizer of the model fails on this text: {reason_of(error)}"
+            got, bad = "text that the tokenizer fails on", self._find_failures(text)
+            raise Invalid("text", got, "other text", message=message, items=bad) from error
+
+    def _find_failures(self, text: Sequence[str]) -> list[int]:
+        """Return the texts that the tokenizer refuses, up to one that takes too long: others may take as long."""
+        bad: list[int] = []
+        for number, one in enumerate(text):
+            try:
+                self._whole.encode_batch_fast([one])
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
+                bad.append(number)
+                if not isinstance(error, Exception):
+                    break
+        return bad
+
+
+def _without_special_tokens(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
+    """Return a tokenizer that takes special tokens in a text for ordinary text. It shares the vocabulary."""
+    plain = type(tokenizer)(tokenizer.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor"):
+        if (value := getattr(tokenizer, part)) is not None:
+            setattr(plain, part, value)
+    # In the order of their ids, each gets the same id again.
+    added = [token for _, token in sorted(tokenizer.get_added_tokens_decoder().items())]
+    for special, tokens in groupby(added, lambda token: token.special):
+        (plain.add_special_tokens if special else plain.add_tokens)([*tokens])
+    plain.encode_special_tokens = True
+    return plain
+
+
 def is_failure(error: BaseException) -> bool:
     """Return whether `tokenizers` raised `error`: `Exception` itself, or a panic of Rust, which is no `Exception`."""
     return type(error) is Exception or not isinstance(error, (Exception, *ENDS))
@@ -181,6 +293,8 @@ def reason_of(error: BaseException) -> str:
 def check_tokenizer(name: str, content: bytes) -> int:
     """Run the tokenizer in `content`, the file `name`, on `SAMPLES`, and return its largest id; -1 without any token.
 
+    Added tokens do not count, unless they stand around every text: only a text that contains one needs its id.
+
     Raises:
         Invalid: `tokenizers` is not installed.
         ArtifactError: the file is no tokenizer, or it fails on a text. An unknown word may have no token.
@@ -190,7 +304,7 @@ def check_tokenizer(name: str, content: bytes) -> int:
     with _naming_failures(name, ""):
         fast = AsciiTokenizer(tokenizer)
         # The ids of the special tokens around a text need not be in the vocabulary.
-        ids = chain(tokenizer.get_vocab(with_added_tokens=True).values(), tokenizer.encode("").ids)
+        ids = chain(tokenizer.get_vocab(with_added_tokens=False).values(), tokenizer.encode("").ids)
         largest = max(ids, default=-1)
     for text in SAMPLES:
         for tokenize in (tokenizer.encode_batch, fast.encode):

@@ -1,5 +1,6 @@
 """Sources and their front-ends."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -15,12 +16,18 @@ from tokenizers.processors import TemplateProcessing
 
 from preblock.export.arguments import HUB
 from preblock.export.errors import ExportError
+from preblock.export.exporter import export
 from preblock.export.source import load_source
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend_data import FrontEndData
 from preblock.service.artifacts.manifest import Source
+from preblock.service.core.errors import Invalid
+from preblock.service.core.row_parts import RowPart
+from preblock.service.core.types import PartsRequest, TextRequest
+from preblock.service.runtime.model import TokenModel
 from tests.families.stems import save
 from tests.support import commands
+from tests.support.engines import ask_engine, open_engine
 from tests.support.tokenizers import write_tokenizer
 
 
@@ -156,14 +163,34 @@ def test_tokenizer_ids_beyond_table_are_rejected(folder: Path) -> None:
     )
 
 
-def test_added_and_special_tokens_beyond_table_are_rejected(folder: Path) -> None:
-    file = folder / "tokenizer.json"
+def test_added_token_beyond_table_is_refused_in_texts(folder: Path, tmp_path: Path) -> None:
+    """Gemma 3 has the token <image_soft_token> with the id 262144, and a table of 262144 rows."""
+    file = with_vocabulary(folder, 11) / "tokenizer.json"
     tokenizer = tokenizers.Tokenizer.from_file(str(file))
-    tokenizer.add_tokens([f"added {number}" for number in range(30)])
+    tokenizer.add_special_tokens(["<image_soft_token>"])
     tokenizer.save(str(file))
-    with pytest.raises(ExportError, match="ids up to 40, but the largest row of the token table is 39"):
-        load_source(str(folder))
-    write_tokenizer(file)
+    export(str(folder), "bert", tmp_path / "models")
+    with open_engine(tmp_path / "models") as engine:
+        model = engine.repository.find("bert")
+        assert isinstance(model, TokenModel)
+        asyncio.run(ask_engine(engine, model, TextRequest(text=("a b",))))
+        for request in (
+            TextRequest(text=("a", "a <image_soft_token>")),
+            PartsRequest(rows=((RowPart("text[0]", text="a"),), (RowPart("text[1]", text="<image_soft_token>"),))),
+        ):
+            with pytest.raises(Invalid) as refused:
+                asyncio.run(ask_engine(engine, model, request))
+            assert str(refused.value) == (
+                "text[1]: got the token <image_soft_token> (id 11), expected text without this token: its id is beyond "
+                "10, the last one of the model"
+            )
+            assert refused.value.bad_indices == [1]
+        plain = TextRequest(text=("<image_soft_token>",), special_tokens_in_text="plain")
+        asyncio.run(ask_engine(engine, model, plain))
+
+
+def test_token_around_texts_beyond_table_is_rejected(folder: Path) -> None:
+    file = folder / "tokenizer.json"
     tokenizer = tokenizers.Tokenizer.from_file(str(file))
     tokenizer.post_processor = TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 40)])
     tokenizer.save(str(file))

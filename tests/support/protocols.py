@@ -261,16 +261,20 @@ def _accepted(response: httpx.Response) -> httpx.Response:
     raise refusal_of(response)
 
 
+ITEM_FIELDS = {"bad_indices", "bad_count"}
+"""Fields of an error about items of a list, beside those of its protocol."""
+
+
 def refusal_of(response: httpx.Response) -> RequestRefused:
     """Return the error of an HTTP answer, and check the form of its protocol."""
     document, path, status = response.json(), response.request.url.path, response.status_code
     if path.startswith(("/v1", "/v2")):
         assert response.headers["Content-Type"] == "application/json"
-        assert set(document) == {"error"}
+        assert set(document) - ITEM_FIELDS == {"error"}
         error = document["error"]
         if path.startswith("/v2"):
             return RequestRefused(status, error)
-        assert set(error) == {"message", "type", "param", "code"}
+        assert set(error) - ITEM_FIELDS == {"message", "type", "param", "code"}
         assert (error["type"] == "server_error") == (status >= 500)
         return RequestRefused(status, error["message"])
     assert response.headers["Content-Type"] == "application/problem+json"

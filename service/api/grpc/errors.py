@@ -28,7 +28,10 @@ STATUS: dict[type[errors.PreblockError], grpc.StatusCode] = {
 
 
 def fail(call: Any, error: errors.PreblockError) -> grpc.StatusCode:
-    """Set the status of a call, and return it; the metadata `retry-after` is the number of seconds until a retry.
+    """Set the status of a call, and return it.
+
+    The metadata `retry-after` is the number of seconds until a retry. `bad-indices`, in JSON, and `bad-count` are the
+    fields of an HTTP error about items of a list.
 
     The handler then returns. `abort` raises an exception, which the call keeps, with the message in its frames: such a
     cycle would keep 16 MiB until the next garbage collection.
@@ -36,6 +39,8 @@ def fail(call: Any, error: errors.PreblockError) -> grpc.StatusCode:
     metadata = context_of(call).metadata()
     if error.retry_after is not None:
         metadata += (("retry-after", str(error.retry_after)),)
+    if error.item_fields:
+        metadata += (("bad-indices", str(error.bad_indices)), ("bad-count", str(len(error.items))))
     call.set_trailing_metadata(metadata)
     status = STATUS[type(error)]
     call.set_code(status)

@@ -124,7 +124,7 @@ def _respond(path: str, status: int, title: str, detail: str, error: errors.Preb
     """Return an error in the format of the protocol of `path`; without `error`, `title` names it."""
     media_type = "application/json"
     if path.startswith(OPEN_INFERENCE):
-        document: dict[str, Any] = {"error": detail}
+        document: dict[str, Any] = {"error": detail} | ({} if error is None else error.item_fields)
     elif path.startswith(OPENAI):
         document = error_body(detail, status) if error is None else error_document(error, status)
     elif path.startswith(TEI) or path in TEI_ROOT:
@@ -149,4 +149,5 @@ def _problem_document(error: errors.PreblockError) -> dict[str, Any]:
         "field": error.field,
         "got": error.got,
         "expected": error.expected,
+        **error.item_fields,
     }

@@ -13,7 +13,7 @@ from preblock.service.codecs.native_json import has_more_values, read_json
 from preblock.service.codecs.parts import check_vectors, read_parts, refuse_beside_parts
 from preblock.service.codecs.v2.metadata import PARTS, VECTORS
 from preblock.service.codecs.v2.parameters import InferOptions
-from preblock.service.core.errors import Invalid, Malformed, TooLarge
+from preblock.service.core.errors import Invalid, Malformed, TooLarge, read_items
 from preblock.service.core.row_parts import RowPart, VectorPlaceholder
 from preblock.service.core.types import PartsRequest
 
@@ -69,13 +69,15 @@ def _read_placeholder(vectors: NDArray[Any] | None, token: int | None) -> Vector
 def _read_rows(texts: tuple[str, ...], max_values: int | None) -> Rows:
     if max_values is not None and has_more_values(",".join(texts).encode(), max_values):
         raise TooLarge(PARTS, f"more than {max_values} JSON values", f"at most {max_values} JSON values")
-    rows = []
-    for number, text in enumerate(texts):
-        try:
-            document = read_json(b'{"parts":%b}' % text.encode())
-        except Malformed as error:
-            raise Invalid(f"{PARTS}[{number}]", format_value(text), ROW) from error
-        if document.keys() != {PARTS} or not isinstance(document[PARTS], list):
-            raise Invalid(f"{PARTS}[{number}]", format_value(text), ROW)
-        rows.append(document[PARTS])
-    return read_parts(rows)
+    return read_parts(read_items(texts, _read_row))
+
+
+def _read_row(number: int, text: str) -> list[Any]:
+    try:
+        document = read_json(b'{"parts":%b}' % text.encode())
+    except Malformed as error:
+        raise Invalid(f"{PARTS}[{number}]", format_value(text), ROW) from error
+    row = document[PARTS] if document.keys() == {PARTS} else None
+    if not isinstance(row, list):
+        raise Invalid(f"{PARTS}[{number}]", format_value(text), ROW)
+    return row

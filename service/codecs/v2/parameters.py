@@ -31,7 +31,7 @@ MAX_SEQUENCE_ID_BYTES = 128
 """The limit of Triton for text ids."""
 REQUEST_PARAMETERS = (
     *("offset", "truncate", "pooling", "dtype", "placeholder_id", "binary_data_output", "content_type"),
-    *(*SEQUENCE, *HINTS, FINAL),
+    *(*SEQUENCE, *HINTS, FINAL, "special_tokens_in_text"),
 )
 INPUT_PARAMETERS = ("binary_data_size", "content_type", *SHARED_MEMORY)
 OUTPUT_PARAMETERS = ("dtype", "binary_data", "content_type", *SHARED_MEMORY)
@@ -54,6 +54,7 @@ class InferOptions:
         truncate: as in `EmbedOptions`.
         pooling: as in `EmbedOptions`.
         placeholder_id: token that stands for the input `vectors`; None without the parameter.
+        special_tokens_in_text: as in `EmbedOptions`; None without the parameter.
         sequence: of the request; None without a sequence id.
         ignored: names of unknown parameters, and of given hints.
 
@@ -66,6 +67,7 @@ class InferOptions:
     truncate: str | None
     pooling: str
     placeholder_id: int | None
+    special_tokens_in_text: str | None
     sequence: SequenceRef | None
     ignored: tuple[str, ...]
 
@@ -124,9 +126,17 @@ def read_options(
             if "placeholder_id" in parameters
             else None
         ),
+        special_tokens_in_text=_read_special_tokens(parameters),
         sequence=_sequence(parameters),
         ignored=(*unknown, *ignored, *outputs.ignored),
     )
+
+
+def _read_special_tokens(parameters: Mapping[str, Any]) -> str | None:
+    name = "special_tokens_in_text"
+    if name not in parameters:
+        return None
+    return read_choice(f"parameters.{name}", parameters[name], types.SPECIAL_TOKENS_IN_TEXT)
 
 
 class _Outputs(NamedTuple):

@@ -5,9 +5,9 @@ Sources: KServe, "Open Inference Protocol", version 2; Triton, "Binary tensor da
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import Manifest, StemManifest
 from preblock.service.artifacts.names import BIAS_GRAPH, CONTEXT, NGRAMS, STORED
 from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
-from preblock.service.codecs.native_json import read_json, read_text
+from preblock.service.codecs.native_json import read_json, read_one_text
 from preblock.service.codecs.token_rows import (
     AXES,
     INPUTS,
@@ -47,10 +47,11 @@ from preblock.service.codecs.v2.parameters import (
     read_options,
 )
 from preblock.service.codecs.v2.shared_memory import ReadShared, read_range, refuse_shared
-from preblock.service.core.errors import Invalid, Malformed
+from preblock.service.core.errors import Invalid, Malformed, read_items
 from preblock.service.core.shared_region import RegionRange
 from preblock.service.core.types import (
     AnyRequest,
+    Int64,
     PairwiseBiasRequest,
     StemRequest,
     TextRequest,
@@ -261,6 +262,9 @@ def to_request(
         if name in options.binary:
             message = f"outputs: {name} needs the input text, because it describes the tokens of a text"
             raise Invalid("outputs", name, "an output of token ids", message=message)
+    if not parts and options.special_tokens_in_text is not None:
+        expected = "nothing without the input text or parts"
+        raise Invalid("parameters.special_tokens_in_text", options.special_tokens_in_text, expected)
     if parts or VECTORS in tensors or options.placeholder_id is not None:
         return to_parts_request(parts, tensors, options, wanted, max_values)
     return _to_token_request(tensors, options, wanted)
@@ -276,6 +280,7 @@ def _take_options(tensors: dict[str, NDArray[Any]], options: InferOptions) -> di
         "context": None if context is None else TokenRows.of_array(context),
         "truncate": options.truncate,
         "pooling": options.pooling,
+        "special_tokens_in_text": options.special_tokens_in_text or "allow",
         "outputs": options.outputs,
         "dtype": options.dtype,
     }
@@ -335,6 +340,7 @@ def _refuse_token_options(options: InferOptions) -> None:
         "parameters.truncate": options.truncate,
         "parameters.pooling": None if pooling == "none" else pooling,
         "parameters.placeholder_id": options.placeholder_id,
+        "parameters.special_tokens_in_text": options.special_tokens_in_text,
         "parameters.sequence_id": None if sequence is None else format_value(sequence.id),
         "outputs": ", ".join(options.row_outputs) or None,
     }
@@ -455,11 +461,23 @@ def to_array(tensor: InputTensor) -> NDArray[Any]:
     else:
         _check_count(tensor, len(tensor.data))
         read = read_floats if tensor.datatype == "FP32" else read_integers
-        values = read(f"{tensor.name}.data", tensor.data)
+        field = f"{tensor.name}.data"
+        try:
+            values = read(field, tensor.data)
+        except Invalid as error:
+            error.items = _items_of(tensor, error.items)
+            raise
         if tensor.datatype == "INT32" and (wide := values != values.astype(np.int32)).any():
-            index = int(np.argmax(wide))
-            raise Invalid(f"{tensor.name}.data[{index}]", int(values[index]), "a 32-bit integer")
+            bad = np.flatnonzero(wide)
+            items = _items_of(tensor, bad)
+            raise Invalid(f"{field}[{bad[0]}]", int(values[bad[0]]), "a 32-bit integer", items=items)
     return (values.astype(np.int64) if tensor.datatype == "INT32" else values).reshape(tensor.shape)
+
+
+def _items_of(tensor: InputTensor, index: Collection[int]) -> Int64:
+    """Return the items with the values at `index`: the first indices, of positions of three axes the rows."""
+    axes = np.unravel_index(np.asarray(index), tensor.shape)
+    return np.unique(axes[1 if tensor.name == POSITIONS and len(axes) == 3 else 0])
 
 
 def to_text(tensor: InputTensor) -> tuple[str, ...]:
@@ -472,7 +490,7 @@ def to_text(tensor: InputTensor) -> tuple[str, ...]:
     """
     if not isinstance(tensor.data, memoryview):
         _check_count(tensor, len(tensor.data))
-        return read_text(tensor.name, [_decode(tensor, *item) for item in enumerate(tensor.data)])
+        return tuple(read_items(tensor.data, partial(_read_one_text, tensor)))
     content, position, texts = bytes(tensor.data), 0, []
     for index in range(tensor.shape[0]):
         begin = position + SIZE.size
@@ -481,18 +499,19 @@ def to_text(tensor: InputTensor) -> tuple[str, ...]:
         if position > len(content):
             declared = f"{tensor.shape[0]} texts, each after its length of {SIZE.size} bytes"
             raise Malformed(tensor.name, f"{len(content)} bytes for {index} texts", declared)
-        texts.append(_decode(tensor, index, content[begin:position]))
+        texts.append(content[begin:position])
     if position != len(content):
         raise Malformed(tensor.name, f"{len(content) - position} bytes more", f"{tensor.shape[0]} texts")
-    return read_text(tensor.name, texts)
+    return tuple(read_items(texts, partial(_read_one_text, tensor)))
 
 
-def _decode(tensor: InputTensor, index: int, text: Any) -> Any:
-    """Return bytes as text, and a value of JSON unchanged."""
+def _read_one_text(tensor: InputTensor, index: int, text: Any) -> str:
+    """Read a text from bytes or from JSON."""
+    field = f"{tensor.name}[{index}]"
     try:
-        return text.decode() if isinstance(text, bytes) else text
+        return read_one_text(field, text.decode() if isinstance(text, bytes) else text)
     except UnicodeDecodeError as error:
-        raise Invalid(f"{tensor.name}[{index}]", format_value(text), "text in UTF-8") from error
+        raise Invalid(field, format_value(text), "text in UTF-8") from error
 
 
 def _check_count(tensor: InputTensor, values: int) -> None:

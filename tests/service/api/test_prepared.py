@@ -51,7 +51,7 @@ def test_unloaded_model_is_freed(tiny_repository: Path) -> None:
     with live_server(configure(settings, app)) as port:
         assert [embed(port), embed(port)] == [200, 200]
         model = weakref.ref(engine.repository.find("gpt"))
-        engine.repository.refresh({"gpt"})
+        engine.repository.refresh({"bert"})
         assert embed(port) == 404
         gc.collect()
         assert model() is None

@@ -12,7 +12,6 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
 from preblock.service.runtime.ascii_tokenizer import (
-    MAX_CHARACTERS,
     MAX_WORD_CHARACTERS,
     MAX_WORDS,
     AsciiTokenizer,
@@ -86,8 +85,3 @@ def test_cache_of_words_is_bounded() -> None:
     assert len(words) == MAX_WORDS
     assert words["red"] == (3,)
     assert dict(words) == {"red": (3,)}
-
-
-def test_long_text_equals_the_whole_tokenizer() -> None:
-    tokenizer, text = make(BertNormalizer()), "red " * MAX_CHARACTERS
-    assert AsciiTokenizer(tokenizer).ids([text])[0] == tokenizer.encode(text, add_special_tokens=False).ids

@@ -30,7 +30,7 @@ TEXTS = [
 
 
 def tokenizer_of(file: Path) -> Tokenizer:
-    return Tokenizer(file, describe(file))
+    return Tokenizer(file, describe(file), 2**31)
 
 
 @pytest.fixture
@@ -69,6 +69,60 @@ def test_word_without_token_is_rejected(tmp_path: Path, spans: bool) -> None:
     assert known.encode(["a"], 8, spans).input_ids.values.tolist() == [0]
     with pytest.raises(Invalid, match="fails on this text: WordLevel error: Missing"):
         known.encode(["b"], 8, spans)
+    with pytest.raises(Invalid) as refused:
+        known.encode(["b", "a", "c"], 8, spans)
+    assert refused.value.bad_indices == [0, 2]
+
+
+SPECIAL = ["<|im_end|>", "[SEP]", "<|im_end|> a [SEP]b<tool>", "<0>", "a <999> b", "[sep]"]
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_plain_text_equals_option_of_tokenizers(tmp_path: Path, special: bool) -> None:
+    letters = {character: index for index, character in enumerate("".join(map(chr, range(32, 127))))}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(letters | {"<unk>": 200}, [], unk_token="<unk>"))
+    tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+    for kind, tokens in (
+        (tokenizer.add_special_tokens, ["<unk>", "<|im_end|>", tokenizers.AddedToken("[SEP]", normalized=True)]),
+        (tokenizer.add_tokens, ["<tool>"]),
+        (tokenizer.add_special_tokens, [f"<{number}>" for number in range(1000)]),
+    ):
+        kind(tokens)
+    end = tokenizer.token_to_id("[SEP]")
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("$A [SEP]", special_tokens=[("[SEP]", end)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    own, texts = tokenizer_of(tmp_path / "tokenizer.json"), [*SPECIAL, "é ordinary"]
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for option in ("allow", "plain"):
+        tokenizer.encode_special_tokens = option == "plain"
+        expected = [row.ids for row in tokenizer.encode_batch(texts, add_special_tokens=special)]
+        for spans in (False, True):
+            found = own.encode(texts, 10_000, spans, special, in_text=option).input_ids
+            assert np.split(found.values, found.starts[1:])[0].tolist() == expected[0]
+            assert found.values.tolist() == [token for row in expected for token in row]
+    with pytest.raises(Invalid) as refused:
+        own.encode(texts, 10_000, False, special, in_text="refuse")
+    assert refused.value.bad_indices == [0, 1, 2, 3, 4, 5]
+
+
+def test_piece_of_a_vocabulary_is_never_plain(tmp_path: Path) -> None:
+    """The vocabulary of T5 holds `</s>` with the best score, and the option of the library has no effect on it."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((character, -2.0) for character in "a</s>")]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
+    tokenizer.add_special_tokens(["</s>", "<unk>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    own = tokenizer_of(tmp_path / "tokenizer.json")
+    assert own.encode(["a</s>"], 9, False).input_ids.values.tolist() == [2, 1]
+    for option in ("plain", "refuse"):
+        assert own.encode(["aé"], 9, False, in_text=option).input_ids.values.tolist() == [2, 0]
+        with pytest.raises(Invalid, match=r"^text\[1\]: got the token </s> \(id 1\), expected text "):
+            own.encode(["a", "a</s>"], 9, False, in_text=option)
+    with pytest.raises(
+        Invalid, match=r"^text\[2\]: got '', expected text of at least one token; 3 bad items: 1, 2, 4$"
+    ):
+        own.encode(["a", "a</s>", "", "a", "</s>"], 9, False, in_text="refuse")
+    with pytest.raises(Invalid, match=r"^text\[0\]: got the token <unk> \(id 0\), expected text without special "):
+        own.encode(["<unk>"], 9, False, in_text="refuse")
 
 
 def test_too_much_text_is_rejected_with_counts(tiny_tokenizer: Tokenizer) -> None:

@@ -173,7 +173,7 @@ def test_unloaded_model_answers_no_late_body(tiny_repository: Path, headers: dic
             stream.sendall(sent[:-8])
             time.sleep(0.2)
             model = weakref.ref(engine.repository.find("gpt"))
-            engine.repository.refresh({"gpt"})
+            engine.repository.refresh({"bert"})
             gc.collect()
             assert model() is None
             stream.sendall(sent[-8:])

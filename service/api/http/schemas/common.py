@@ -18,6 +18,10 @@ Text = Annotated[str, Field(min_length=1)]
 Texts = Text | Annotated[list[Text], Field(min_length=1)]
 Truncate = Literal["left", "right"]
 Pooling = Literal["none", "mean", "first", "last"]
+SpecialTokensInText = Annotated[
+    Literal["allow", "refuse", "plain"],
+    Field(description="Whether a special token in a text becomes that token, is an error, or is ordinary text."),
+]
 
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -29,6 +33,13 @@ class Documented(BaseModel):
     """A description for the OpenAPI document alone, built at the first request for the document."""
 
     model_config = ConfigDict(defer_build=True)
+
+
+class ListError(Documented):
+    """The fields of an error about items of a list."""
+
+    bad_indices: list[int] | None = Field(None, description="Indices of the first 100 bad items of a list.")
+    bad_count: int | None = Field(None, description="Number of bad items.")
 
 
 class RequestBody(Documented):

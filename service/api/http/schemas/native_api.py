@@ -11,6 +11,7 @@ from preblock.service.api.http.schemas.common import (
     BINARY,
     Documented,
     Dtype,
+    ListError,
     Masks,
     Natural,
     OpenAPI,
@@ -18,6 +19,7 @@ from preblock.service.api.http.schemas.common import (
     RequestBody,
     Row,
     Rows,
+    SpecialTokensInText,
     TableDtype,
     TensorDtype,
     Text,
@@ -101,6 +103,7 @@ class EmbedRequest(TokenFields):
         None,
         description="With text: whether the tokenizer adds its special tokens; default true, false in static models.",
     )
+    special_tokens_in_text: SpecialTokensInText | None = "allow"
 
 
 class OutputDescription(Documented):
@@ -168,7 +171,7 @@ class BiasAnswer(Answer):
     relative_positions: Values = Field(None, description="Sinusoids of relative positions, like bias.")
 
 
-class Problem(Documented):
+class Problem(ListError):
     """An error (RFC 9457)."""
 
     type: str
@@ -289,6 +292,7 @@ class DecodeRequest(TokenFields):
     placeholder: PlaceholderObject | None = Field(None, description="With parts: a token that stands for vectors.")
     position_ids: Rows | None = Field(None, description="Position index of each token.")
     position_rows: Rows | None = Field(None, description="As in the body of embed.")
+    special_tokens_in_text: SpecialTokensInText | None = "allow"
     chunk: int | None = Field(1, ge=1, lt=2**31, description="Tokens of each row in one event.")
     rows: int | None = Field(None, ge=0, description="Number of rows; default those of the tokens.")
     encoding: Encoding | None = Field("base64", description="How JSON holds the vectors.")

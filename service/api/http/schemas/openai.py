@@ -8,9 +8,11 @@ from preblock.service.api.http.negotiation import JSON
 from preblock.service.api.http.schemas.common import (
     Documented,
     Dtype,
+    ListError,
     Pooling,
     RequestBody,
     Rows,
+    SpecialTokensInText,
     Texts,
     Truncate,
     describe_body,
@@ -44,6 +46,7 @@ class EmbeddingsRequest(RequestBody):
         None,
         description="Whether the tokenizer adds its special tokens to a text; default true, false for a static model.",
     )
+    special_tokens_in_text: SpecialTokensInText | None = "allow"
     use_activation: bool | None = Field(
         None, description="Whether each pooled vector is divided by its Euclidean norm; default as the model states it."
     )
@@ -101,7 +104,7 @@ class OpenAIModels(BaseModel):
     data: list[OpenAIModel]
 
 
-class OpenAIErrorDetails(Documented):
+class OpenAIErrorDetails(ListError):
     """Message, type, field and code of an error."""
 
     message: str

@@ -8,8 +8,10 @@ from preblock.service.api.http.negotiation import JSON
 from preblock.service.api.http.schemas.common import (
     COMPONENTS,
     Documented,
+    ListError,
     OpenAPI,
     Rows,
+    SpecialTokensInText,
     Texts,
     describe_body,
     describe_errors,
@@ -23,6 +25,7 @@ class TokenVectorsRequest(Documented):
     inputs: Texts | Rows
     truncate: bool | None = Field(False, description="Whether too long inputs are cut; false: they are an error.")
     truncation_direction: Literal["Left", "Right", "left", "right"] | None = Field("right", description="Side to cut.")
+    special_tokens_in_text: SpecialTokensInText | None = "allow"
 
 
 class SentenceRequest(TokenVectorsRequest):
@@ -36,6 +39,7 @@ class TokenizeRequest(Documented):
     """Fields of `/tokenize`; other fields are ignored, and listed in the response header Preblock-Ignored."""
 
     inputs: Texts
+    special_tokens_in_text: SpecialTokensInText | None = "allow"
     add_special_tokens: bool | None = Field(
         None,
         description="Whether the tokenizer adds its special tokens to a text; default true, false for a static model.",
@@ -68,7 +72,7 @@ class Info(BaseModel):
     version: str = Field(description="Of Preblock.")
 
 
-class SentenceError(Documented):
+class SentenceError(ListError):
     """An error of text-embeddings-inference."""
 
     error: str

@@ -9,6 +9,7 @@ from preblock.service.api.http.negotiation import BYTES, JSON
 from preblock.service.api.http.schemas.common import (
     BINARY,
     Documented,
+    ListError,
     OpenAPI,
     RequestBody,
     describe_body,
@@ -143,7 +144,7 @@ class ModelStatisticsList(BaseModel):
     model_stats: list[ModelStatisticsEntry]
 
 
-class OpenInferenceError(Documented):
+class OpenInferenceError(ListError):
     """An error of the Open Inference Protocol."""
 
     error: str

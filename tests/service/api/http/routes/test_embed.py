@@ -226,6 +226,8 @@ def test_problem_names_field_value_and_expected(tiny_http: httpx.Client) -> None
         "field": "input_ids[1][1]",
         "got": "7",
         "expected": "0 to 6",
+        "bad_indices": [1],
+        "bad_count": 1,
         "request_id": "mine",
     }
 

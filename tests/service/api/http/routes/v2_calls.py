@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from tests.support.protocols import Vectors
+from tests.support.protocols import ITEM_FIELDS, Vectors
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 IDS = [[1, 2, 3], [4, 5, 6]]
@@ -66,7 +66,7 @@ def error_of(response: httpx.Response) -> str:
     assert 400 <= response.status_code < 500
     assert response.headers["Content-Type"] == "application/json"
     document = response.json()
-    assert list(document) == ["error"]
+    assert document.keys() - ITEM_FIELDS == {"error"}
     return str(document["error"])
 
 
