@@ -139,7 +139,9 @@ def export_loaded(
             check_ngram_tables(folder, manifest)
             check_references(manifest, [Path("/")])
             providers = {provider: prove(folder, provider, report) for provider in find_providers()}
-            parity = ParityReport(providers=providers, storage=storage, discovery=loaded.discovery)
+            parity = ParityReport(
+                providers=providers, storage=storage, discovery=loaded.discovery, tokenizer=loaded.conflicts
+            )
             write(parity, folder / PARITY)
             return ExportResult(repository / name / str(publish(folder)), manifest, parity)
     except OSError as error:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CONFIG, SETTINGS = "config.json", "tokenizer_config.json"
 TOKEN_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
+FOLDER_FILES = (SETTINGS, TOKEN_MAP, ADDED_TOKENS)
+"""Files beside `tokenizer.json` that the library reads."""
 NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 MISTRAL_TYPES = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
 MIN_MISTRAL_VOCABULARY = 100_000
@@ -64,7 +66,7 @@ class TokenizerFolder:
     @classmethod
     def read(cls, tokenizer: Path) -> "TokenizerFolder":
         """Read the files beside `tokenizer`; raise CheckpointError for one that is no JSON object."""
-        files = [tokenizer, *(tokenizer.parent / name for name in (CONFIG, SETTINGS, TOKEN_MAP, ADDED_TOKENS))]
+        files = [tokenizer, *(tokenizer.parent / name for name in (CONFIG, *FOLDER_FILES))]
         return cls(*(read_json(file) if file.exists() else {} for file in files))
 
     @cached_property

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias, Union, Unpack
 
 from preblock.export.arguments import SMALL_FILES, Format, SourceOptions, detect_format, parse_source, refuse_choices
 from preblock.export.errors import ExportError
+from preblock.export.library_tokenizer import FOLDER_FILES
 from preblock.export.progress import Report, StepProgress
 from preblock.export.referenced_tables import ReferencedTables, reference_tables
+from preblock.export.tokenizer_conflicts import find_conflicts
 from preblock.models.checkpoints.consumers import inputs_beside
 from preblock.models.checkpoints.reader import files_needed, find_ngram_tables, read_frontend
 from preblock.models.checkpoints.static_families import CONFIG, StaticLayout, find_static
@@ -25,7 +27,7 @@ from preblock.models.torch_import import import_torch
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import Resized, SentencePooling, SoftPrompt, Source
 from preblock.service.artifacts.names import TOKENIZER
-from preblock.service.artifacts.parity import OutputParity
+from preblock.service.artifacts.parity import OutputParity, TokenizerConflict
 from preblock.service.core.errors import PreblockError
 from preblock.service.runtime.tokenizer import check_tokenizer
 
@@ -48,7 +50,7 @@ class LoadedSource:
 
     `discovery` compares a discovered front-end with the library's model. `sentence` is the pooling of a static model.
     `tables` are those left in the files of the source. `beside` names inputs that belong to `inputs_embeds` and were
-    left out.
+    left out. `conflicts` are those of the tokenizer with its folder.
     """
 
     frontend: AnyFrontEnd
@@ -60,6 +62,7 @@ class LoadedSource:
     soft_prompts: Mapping[str, SoftPrompt] = field(default_factory=dict)
     tables: ReferencedTables = field(default_factory=ReferencedTables)
     beside: dict[str, str] = field(default_factory=dict)
+    conflicts: tuple[TokenizerConflict, ...] = ()
 
 
 def load_source(
@@ -104,7 +107,7 @@ def _load_folder(
 
             frontend = read_stem(folder, choices.get("side"))
         elif format_ == "checkpoint":
-            further = {name: value for name, value in choices.items() if name != "tokens_only"}
+            further = {name: value for name, value in choices.items() if name not in ("tokens_only", "tokenizer")}
             frontend = read_frontend(folder, **further, count_bytes=progress.add, widen=widen)  # type: ignore[arg-type]
             if tokens_only:
                 beside, frontend = inputs_beside(frontend.config), keep_tokens(frontend)
@@ -126,7 +129,20 @@ def _load_folder(
     if not isinstance(frontend, FrontEndData) or not os.path.lexists(tokenizer):
         return loaded
     _check_tokenizer(tokenizer, frontend)
-    return replace(loaded, tokenizer=tokenizer)
+    conflicts = () if format_ == "description" else _check_folder(tokenizer, choices.get("tokenizer"))
+    return replace(loaded, tokenizer=tokenizer, conflicts=conflicts)
+
+
+def _check_folder(tokenizer: Path, choice: str | None) -> tuple[TokenizerConflict, ...]:
+    """Return the conflicts of a tokenizer; raise ExportError for one of ordinary text, unless `choice` allows it."""
+    conflicts = find_conflicts(tokenizer)
+    ordinary = [conflict.summary() for conflict in conflicts if conflict.ordinary]
+    if ordinary and choice is None:
+        raise ExportError(
+            f"{tokenizer}: ordinary text gets other ids than in transformers: {'; '.join(ordinary)}; let the files "
+            "agree, or keep the ids of tokenizer.json with --tokenizer ignore-conflicts"
+        )
+    return conflicts
 
 
 def _check_tokenizer(file: Path, frontend: FrontEndData) -> None:
@@ -160,7 +176,7 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(SMALL_FILES)))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES, *FOLDER_FILES]))
         needed = weight_files(folder, choices)
         # The hub's cache names the folder of a snapshot by its commit.
         if needed and is_sharded(folder):  # a single file of weights wins over those of the index

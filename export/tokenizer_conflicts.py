@@ -23,6 +23,7 @@ from preblock.export.library_tokenizer import (
 )
 from preblock.export.tokenizer_classes import CLASSES
 from preblock.service.artifacts.parity import TokenizerConflict
+from preblock.service.core.errors import shorten
 from preblock.service.runtime.tokenizer import SAMPLES, is_failure
 
 if TYPE_CHECKING:
@@ -46,23 +47,27 @@ FRAMED_BY_VERSION_4 = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer",
 
 
 def find_conflicts(tokenizer: Path) -> tuple[TokenizerConflict, ...]:
-    """Return the conflicts of the file `tokenizer`, those of ordinary text first.
+    """Return the conflicts of the file `tokenizer`, one for each setting, those of ordinary text first.
 
-    A class that is not compared has none.
-
-    Raises:
-        CheckpointError: a file beside it is no JSON object.
-
+    A class of transformers that is not compared has none. Files in an unexpected form are one conflict.
     """
-    folder = TokenizerFolder.read(tokenizer)
-    if folder.class_name is None:
-        return ()
-    comparison = _Comparison(folder)
-    found = sorted([*comparison.compare(), *comparison.find_unused()], key=lambda conflict: not conflict.ordinary)
+    try:
+        found = list(_find(TokenizerFolder.read(tokenizer)))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, UnbuildableError) as error:
+        reason = shorten(" ".join(str(error).split()) or type(error).__name__)
+        message = f"the files beside tokenizer.json cannot be compared: {reason}"
+        return (TokenizerConflict(setting=SETTINGS, message=message, text="", ids=(), other_ids=(), ordinary=False),)
     first: dict[str, TokenizerConflict] = {}
-    for conflict in found:
+    for conflict in sorted(found, key=lambda conflict: not conflict.ordinary):
         first.setdefault(conflict.setting, conflict)
     return tuple(first.values())
+
+
+def _find(folder: TokenizerFolder) -> Iterator[TokenizerConflict]:
+    if folder.class_name is not None:
+        comparison = _Comparison(folder)
+        yield from comparison.compare()
+        yield from comparison.find_unused()
 
 
 @dataclass
@@ -149,7 +154,7 @@ class _Comparison:
         if len(groups) > 1:
             groups.pop("added tokens", None)
         for setting, indices in groups.items():
-            first = next((index for index in indices if self._samples[index].ordinary), indices[0])
+            first = min(indices, key=self._rank)
             sample = self._samples[first]
             yield TokenizerConflict(
                 setting=setting,
@@ -159,6 +164,11 @@ class _Comparison:
                 other_ids=final[first] or (),
                 ordinary=sample.ordinary,
             )
+
+    def _rank(self, index: int) -> tuple[bool, bool, int]:
+        """Return a key that sorts samples by their use as an example: ordinary and short ones first."""
+        sample = self._samples[index]
+        return not sample.ordinary, not sample.text, len(sample.text)
 
     def _name_token(self, token: str) -> str:
         """Return the setting or the file that an added token comes from."""
@@ -290,8 +300,8 @@ class _Comparison:
     def _find_padding(self) -> Iterator[TokenizerConflict]:
         """Compare the padding of the file with the vocabulary."""
         padding = self._folder.document.get("padding") or {}
-        token, index = padding.get("pad_token"), padding.get("pad_id")
-        known = self._file.token_to_id(token) if token else None
+        token, index = str(padding.get("pad_token")), int(padding.get("pad_id") or 0)
+        known = self._file.token_to_id(token)
         if known is not None and known != index:
             yield self._unused(
                 "padding", f"tokenizer.json pads with id {index}, and {token!r} is {known}", token, [index]

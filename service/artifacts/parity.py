@@ -3,6 +3,7 @@
 from pydantic import Field, JsonValue, PositiveInt
 
 from preblock.service.artifacts.manifest import Schema
+from preblock.service.core.errors import shorten
 
 
 class ParityCase(Schema):
@@ -106,8 +107,14 @@ class TokenizerConflict(Schema):
 
     def summary(self) -> str:
         """Return the conflict in one line."""
-        ids, other = (" ".join(map(str, found)) or "none" for found in (self.ids, self.other_ids))
-        return f"{self.setting}: {self.message}; {self.text!r} has ids {ids} here, and {other} there"
+        return f"{self.setting}: {self.details()}"
+
+    def details(self) -> str:
+        """Return both readings, and both lists of ids, at most the first 24."""
+        if not self.ids and not self.other_ids:
+            return self.message
+        ids, other = (" ".join(map(str, found[:24])) or "no id" for found in (self.ids, self.other_ids))
+        return f"{self.message}; the text {shorten(repr(self.text))} has ids {ids} here, and {other} there"
 
 
 class ParityReport(Schema):

@@ -9,11 +9,9 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from preblock.export.tokenizer_conflicts import ODD, ORDINARY, find_conflicts
-from tests.support.paths import CHECKPOINTS
 from tests.support.published_tokenizers import (
     added,
     bert,
-    byte_level,
     decoder_of,
     gpt2,
     llama,
