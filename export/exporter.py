@@ -41,11 +41,12 @@ from preblock.service.core.errors import PreblockError
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A published artifact."""
+    """A published artifact; `warnings` are about its source."""
 
     folder: Path
     manifest: Manifest | StemManifest = field(repr=False)  # thousands of characters
     parity: ParityReport = field(repr=False)
+    warnings: tuple[str, ...] = ()
 
 
 def export(
@@ -143,7 +144,9 @@ def export_loaded(
                 providers=providers, storage=storage, discovery=loaded.discovery, tokenizer=loaded.conflicts
             )
             write(parity, folder / PARITY)
-            return ExportResult(repository / name / str(publish(folder)), manifest, parity)
+            warnings = [f"tokenizer: {conflict.summary()}" for conflict in loaded.conflicts]
+            warnings += [loaded.warning] if loaded.warning else []
+            return ExportResult(repository / name / str(publish(folder)), manifest, parity, tuple(warnings))
     except OSError as error:
         raise ExportError(f"{error.filename or repository}: {error.strerror}") from error
     except ParityError as error:

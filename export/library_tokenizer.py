@@ -90,9 +90,7 @@ class TokenizerFolder:
         if not found.get("extra_special_tokens"):
             found["extra_special_tokens"] = found.pop("additional_special_tokens", None)
         if "added_tokens_decoder" not in found:
-            found |= {name: value for name, value in self.token_map.items() if name != "additional_special_tokens"}
-            extra = self.token_map.get("additional_special_tokens")
-            found["extra_special_tokens"] = found.get("extra_special_tokens") or extra
+            found |= self.token_map
         pad = (self.document.get("padding") or {}).get("pad_token")
         if pad and self.class_name in (PLAIN, "LlamaTokenizer"):  # those without a default
             found = {"pad_token": pad} | found
@@ -128,9 +126,8 @@ class TokenizerFolder:
         if isinstance(extra, Mapping):
             yield from extra.values()
             extra = []
-        if self.recipe and not extra and not named_only:
-            extra = self.recipe.named(settings)
-        yield from extra
+        extra = extra or settings.get("additional_special_tokens") or []
+        yield from extra if extra or named_only or not self.recipe else self.recipe.named(settings)
 
     @property
     def splits_mistral(self) -> bool:
@@ -250,10 +247,9 @@ def add_tokens(tokenizer: "tokenizers.Tokenizer", folder: TokenizerFolder) -> "t
     named = set(map(text_of, special))
     tokens = [_make_token(token, text_of(token) in named) for token in folder.decoder]
     known = {token.content for token in (*tokens, *result.get_added_tokens_decoder().values())}
-    for token in special:
-        if text_of(token) not in known:
-            known.add(text_of(token))
-            tokens.append(_make_token(token, True, folder))
+    # The same text as a string and as an object counts twice; the last one wins.
+    further = [token for index, token in enumerate(special) if token not in special[:index]]
+    tokens += [_make_token(token, True, folder) for token in further if text_of(token) not in known]
     result.add_tokens(tokens)
     if folder.class_name in ("Qwen2Tokenizer", "CohereTokenizer"):
         result.add_tokens([_make_token(text_of(token), True) for token in special])

@@ -19,7 +19,13 @@ from preblock.models.checkpoints.static_families import CONFIG, StaticLayout, fi
 from preblock.models.checkpoints.static_reader import read_static, static_files_needed
 from preblock.models.checkpoints.token_table import keep_tokens
 from preblock.models.checkpoints.toml_config import files_described, read_description
-from preblock.models.checkpoints.weight_files import CheckpointError, is_sharded, read_bytes, read_config
+from preblock.models.checkpoints.weight_files import (
+    CheckpointError,
+    describe_second_source,
+    is_sharded,
+    read_bytes,
+    read_config,
+)
 from preblock.models.frontend_data import FrontEndData
 from preblock.models.frontend_file import DESCRIPTION, WEIGHTS
 from preblock.models.presets import preset_data
@@ -50,7 +56,8 @@ class LoadedSource:
 
     `discovery` compares a discovered front-end with the library's model. `sentence` is the pooling of a static model.
     `tables` are those left in the files of the source. `beside` names inputs that belong to `inputs_embeds` and were
-    left out. `conflicts` are those of the tokenizer with its folder.
+    left out. `conflicts` are those of the tokenizer with its folder. `warning` names
+    files of weights that were left unread.
     """
 
     frontend: AnyFrontEnd
@@ -63,6 +70,7 @@ class LoadedSource:
     tables: ReferencedTables = field(default_factory=ReferencedTables)
     beside: dict[str, str] = field(default_factory=dict)
     conflicts: tuple[TokenizerConflict, ...] = ()
+    warning: str = ""
 
 
 def load_source(
@@ -121,11 +129,13 @@ def _load_folder(
             frontend, discovery, beside = found.frontend.data(), found.parity, found.beside
             record = record.model_copy(update={"discovered_with": found.library})
     except CheckpointError as error:
-        raise ExportError(str(error)) from error
+        raise ExportError("; ".join(filter(None, (str(error), describe_second_source(folder))))) from error
     config = folder / (DESCRIPTION if format_ == "description" else CONFIG)
     record = record.model_copy(update={"config_sha256": describe(config).sha256})
     tokenizer = folder / TOKENIZER
-    loaded = LoadedSource(frontend, record, discovery=discovery, tables=tables, beside=beside)
+    loaded = LoadedSource(
+        frontend, record, discovery=discovery, tables=tables, beside=beside, warning=describe_second_source(folder)
+    )
     if not isinstance(frontend, FrontEndData) or not os.path.lexists(tokenizer):
         return loaded
     _check_tokenizer(tokenizer, frontend)

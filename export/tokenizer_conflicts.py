@@ -1,5 +1,6 @@
 """Conflicts of `tokenizer.json` with the other files of its folder, found by the ids of sample texts."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -196,7 +197,7 @@ class _Comparison:
         name, stated = self._folder.class_name, self._folder.stated
         library = f"{name} of transformers 5"
         if stage in stated and stage != "tokenizer_class":
-            return f"{SETTINGS} has {stated[stage]!r}, which {library} applies, and tokenizer.json does not"
+            return f"{SETTINGS} has {json.dumps(stated[stage])}, which {library} applies, and tokenizer.json does not"
         if stage == "tokenizer_class":
             return f"{library} replaces model, normalizer and pre-tokenizer of tokenizer.json; version 4 kept them"
         if stage == "post_processor":
@@ -245,7 +246,7 @@ class _Comparison:
         for setting, token, value in wrong:
             does = "adds no" if value else "adds"
             message = (
-                f"{SETTINGS} has {str(value).lower()}, but tokenizer.json {does} {token!r}; transformers 5 ignores the "
+                f"{SETTINGS} has {json.dumps(value)}, but tokenizer.json {does} {token!r}; transformers 5 ignores the "
                 f"setting, {followed}"
             )
             yield self._unused(setting, message, text, wanted)
@@ -262,7 +263,7 @@ class _Comparison:
                 index = next((i for i, ids in enumerate(self._encode(tokenizer)) if ids != self._ids[i]), None)
                 if index is not None:
                     text = self._samples[index].text
-                    message = f"{SETTINGS} has {value}, but {self._folder.class_name} of transformers 5 ignores it"
+                    message = f"{SETTINGS} has {json.dumps(value)}, but {self._folder.class_name} of transformers 5 ignores it"
                     yield self._unused(option, message, text, encode(tokenizer, text))
 
     def _find_mistral(self) -> Iterator[TokenizerConflict]:

@@ -136,7 +136,7 @@ def export(
     with ProgressLine(name) as progress:
         options |= {"rotary_layout": rotary_layout, "rotary_dtype": rotary_dtype, "soft_prompts": soft_prompts}
         exported = run(source, name, settings.repository, progress, **options, **choices)
-    warn_about_tokenizer(name, exported.parity)
+    print_warnings(name, exported.warnings)
     _summarize(exported, name, settings)
 
 
@@ -154,10 +154,10 @@ def check_export(source: str, name: str | None, choices: Any, **options: Any) ->
     return name
 
 
-def warn_about_tokenizer(name: str, parity: Any) -> None:
-    """Print a warning for each conflict of the tokenizer with its folder."""
-    for conflict in parity.tokenizer:
-        click.echo(f"{name}: warning: tokenizer: {conflict.summary()}", err=True)
+def print_warnings(name: str, warnings: Sequence[str]) -> None:
+    """Print the warnings of an export on standard error."""
+    for warning in warnings:
+        click.echo(f"{name}: warning: {warning}", err=True)
 
 
 def _summarize(exported: Any, name: str, settings: Any) -> None:
