@@ -21,6 +21,7 @@ from preblock.export.tokenizer_classes import (
     find_class,
 )
 from preblock.models.checkpoints.weight_files import read_json
+from preblock.service.runtime.tokenizer import is_failure
 
 if TYPE_CHECKING:
     import tokenizers
@@ -151,8 +152,8 @@ def parse(document: Mapping[str, Any]) -> "tokenizers.Tokenizer":
 
     try:
         return Tokenizer.from_str(json.dumps({**document, "truncation": None, "padding": None}))
-    except Exception as error:
-        if type(error) not in (Exception, ValueError):
+    except BaseException as error:  # the package has no exception of its own
+        if not (is_failure(error) or isinstance(error, ValueError)):
             raise
         raise UnbuildableError(" ".join(str(error).split())) from error
 

@@ -150,7 +150,7 @@ def _check_folder(tokenizer: Path, choice: str | None) -> tuple[TokenizerConflic
     if ordinary and choice is None:
         raise ExportError(
             f"{tokenizer}: ordinary text gets other ids than in transformers: {'; '.join(ordinary)}; let the files "
-            "agree, or keep the ids of tokenizer.json with --tokenizer ignore-conflicts"
+            "agree, or keep the ids of tokenizer.json with `preblock export --tokenizer ignore-conflicts`"
         )
     return conflicts
 

@@ -45,6 +45,8 @@ Ids = tuple[int, ...] | None
 """The ids of a text; None if the tokenizer fails on it."""
 FRAMED_BY_VERSION_4 = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
 """Classes whose version 4 followed `add_bos_token` and `add_eos_token`."""
+FRAMED_TYPES = ("llama", "mistral", "mixtral", "gemma", "cohere")
+"""Beginnings of the model types with these classes in version 4."""
 
 
 def find_conflicts(tokenizer: Path) -> tuple[TokenizerConflict, ...]:
@@ -197,15 +199,24 @@ class _Comparison:
         name, stated = self._folder.class_name, self._folder.stated
         library = f"{name} of transformers 5"
         if stage in stated and stage != "tokenizer_class":
-            return f"{SETTINGS} has {json.dumps(stated[stage])}, which {library} applies, and tokenizer.json does not"
+            return f"{SETTINGS} has {json.dumps(stated[stage])}; {library} applies it, and tokenizer.json does not"
         if stage == "tokenizer_class":
             return f"{library} replaces model, normalizer and pre-tokenizer of tokenizer.json; version 4 kept them"
         if stage == "post_processor":
             return f"{library} puts its own special tokens around a text; version 4 took those of tokenizer.json"
         if stage == "added tokens":
-            where = SETTINGS if setting != TOKEN_MAP and setting != ADDED_TOKENS else "the folder"
-            return f"{library} has {sample.token or 'its added tokens'!r} from {where} otherwise than tokenizer.json"
-        return f"{SETTINGS} does not state it, so {library} applies its default, and tokenizer.json differs"
+            return self._explain_token(library, setting, sample.token)
+        return f"{SETTINGS} does not state it, so {library} applies its default, and tokenizer.json does not"
+
+    def _explain_token(self, library: str, setting: str, token: str) -> str:
+        if not token:
+            return f"{library} finds added tokens elsewhere in a text than tokenizer.json"
+        source = "its defaults" if setting == "tokenizer_class" else setting
+        if self._file.token_to_id(token) is None:
+            return f"{library} adds {token!r} from {source}; tokenizer.json lacks it"
+        if self._library is not None and self._library.token_to_id(token) is None:
+            return f"{library} lacks {token!r}, as {source} does; tokenizer.json adds it"
+        return f"{library} finds {token!r} elsewhere in a text, by {source}, than tokenizer.json"
 
     def _describe_failure(self, error: Exception) -> TokenizerConflict:
         reason = " ".join(str(error).split())
@@ -242,12 +253,14 @@ class _Comparison:
             if index is not None and isinstance(setting, bool) and setting != has:
                 wrong.append((f"add_{name}", token, setting))
         kind = str(stated.get("tokenizer_class")).removesuffix("Fast")
-        followed = "version 4 followed it" if kind in FRAMED_BY_VERSION_4 else "version 4 did so too for this class"
+        followed = kind in FRAMED_BY_VERSION_4 or (
+            "tokenizer_class" not in stated and str(self._folder.config.get("model_type")).startswith(FRAMED_TYPES)
+        )
         for setting, token, value in wrong:
             does = "adds no" if value else "adds"
             message = (
                 f"{SETTINGS} has {json.dumps(value)}, but tokenizer.json {does} {token!r}; transformers 5 ignores the "
-                f"setting, {followed}"
+                f"setting{', version 4 followed it' if followed else ''}"
             )
             yield self._unused(setting, message, text, wanted)
 

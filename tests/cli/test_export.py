@@ -113,9 +113,9 @@ def test_export_with_tokenizer_conflict_needs_option(source: Path, tmp_path: Pat
     failed = run(*command)
     message = failed.stderr.strip()
     assert failed.returncode == 1
-    assert "add_prefix_space: tokenizer_config.json has true, which GPT2Tokenizer of transformers 5 applies" in message
+    assert "add_prefix_space: tokenizer_config.json has true; GPT2Tokenizer of transformers 5 applies it" in message
     assert "the text 'a' has ids 65 here, and 262 there" in message
-    assert message.endswith("or keep the ids of tokenizer.json with --tokenizer ignore-conflicts")
+    assert message.endswith("or keep the ids of tokenizer.json with `preblock export --tokenizer ignore-conflicts`")
     done = run(*command, "--tokenizer", "ignore-conflicts")
     warnings = [line for line in done.stderr.splitlines() if line.startswith("m: warning: tokenizer: ")]
     assert [re.split(": ", line)[3] for line in warnings] == ["add_prefix_space", "image_token"]
