@@ -127,8 +127,9 @@ class TokenizerFolder:
         if isinstance(extra, Mapping):
             yield from extra.values()
             extra = []
-        extra = extra or settings.get("additional_special_tokens") or []
-        yield from extra if extra or named_only or not self.recipe else self.recipe.named(settings)
+        if self.recipe and not named_only:
+            extra = extra or self.recipe.named(settings)
+        yield from extra or settings.get("additional_special_tokens") or []
 
     @property
     def splits_mistral(self) -> bool:

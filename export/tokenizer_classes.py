@@ -31,6 +31,10 @@ MISTRAL_SPLIT = (
 """The pattern of Mistral's own tokenizers; many of its checkpoints were published with another one."""
 
 
+def _additional(settings: Settings) -> list[Any]:
+    return settings.get("additional_special_tokens") or []
+
+
 @dataclass(frozen=True)
 class TokenizerClass:
     """The parts that a class rebuilds.
@@ -45,7 +49,7 @@ class TokenizerClass:
         frame: attributes of the tokens before and after a text; None for the post-processor of the file.
         options: settings with their keys in a normalizer or pre-tokenizer.
         lstrip_mask: whether the mask token takes the spaces before it, if it is stated as text.
-        named: further tokens, from the settings.
+        named: returns further tokens from the settings.
 
     """
 
@@ -58,7 +62,7 @@ class TokenizerClass:
     frame: tuple[str | None, str | None] | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     lstrip_mask: bool = False
-    named: Callable[[Settings], list[str]] = lambda _settings: []
+    named: Callable[[Settings], list[Any]] = _additional
 
 
 def find_class(config: Settings, settings: Settings, byte_level: bool) -> str | None:
@@ -171,6 +175,13 @@ def _deberta_unknown(settings: Settings, vocabulary: list[Any]) -> int:
     index = _index(vocabulary, settings["unk_token"], -1)
     stated: int = settings.get("unk_id", 1)
     return index if index >= 0 and vocabulary[index][1] == 0 else stated
+
+
+def _sentinels(settings: Settings) -> list[Any]:
+    """Return the additional tokens of T5, with its sentinels unless they have some."""
+    given = _additional(settings)
+    sentinels = [f"<extra_id_{index}>" for index in range(settings.get("extra_ids", 100))]
+    return given if any("<extra_id_" in str(token) for token in given) else [*given, *sentinels]
 
 
 def _bpe(**further: Any) -> dict[str, Any]:
@@ -309,7 +320,7 @@ CLASSES: dict[str, TokenizerClass] = {
         _charsmap,
         lambda _settings, _vocabulary: 2,
         frame=(None, "eos_token"),
-        named=lambda settings: [f"<extra_id_{index}>" for index in range(settings.get("extra_ids", 100))],
+        named=_sentinels,
     ),
     "XLMRobertaTokenizer": TokenizerClass(
         "Unigram",
@@ -329,7 +340,7 @@ CLASSES: dict[str, TokenizerClass] = {
         lambda settings, vocabulary: _index(vocabulary, settings["unk_token"], 0),
         frame=_BOS_EOS,
         lstrip_mask=True,
-        named=lambda _: ["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"],
+        named=lambda settings: _additional(settings) or ["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"],
     ),
     "AlbertTokenizer": TokenizerClass(
         "Unigram",

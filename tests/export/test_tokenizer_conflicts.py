@@ -309,6 +309,9 @@ def test_conflict_is_found_as_library_differs(tmp_path: Path, name: str) -> None
         assert list(conflict.ids) == file.encode(conflict.text).ids
         if differs and library:
             assert list(conflict.other_ids) == library(conflict.text)["input_ids"]
+    if kind == "error" and library:
+        library.save_pretrained(tmp_path)  # the advice of the documents
+        assert not any(conflict.ordinary for conflict in find_conflicts(tmp_path / "tokenizer.json"))
 
 
 def test_minilm_has_no_conflict() -> None:
