@@ -132,7 +132,7 @@ class _Comparison:
         for token in (*(self._folder.document.get("added_tokens") or ()), *self._folder.decoder):
             added.setdefault(token["content"], token)
         named = {text: {"special": True} for text in map(text_of, self._folder.special_tokens())}
-        known = {token["content"] for token in self._folder.document.get("added_tokens") or ()}
+        known = dict.fromkeys(token["content"] for token in self._folder.document.get("added_tokens") or ())
         special = {text for text, token in (added | named).items() if token.get("special") or MARKUP.fullmatch(text)}
         for text in ORDINARY:
             yield _Sample(text, not any(token in text for token in special))
@@ -154,7 +154,8 @@ class _Comparison:
         for index in changes:
             setting = self._name_token(self._samples[index].token) if stage == "added tokens" else stage
             groups.setdefault(setting, []).append(index)
-        if len(groups) > 1:
+        others = groups.get("added tokens", [])
+        if len(groups) > 1 and not any(self._samples[index].ordinary for index in others):
             groups.pop("added tokens", None)
         for setting, indices in groups.items():
             first = min(indices, key=self._rank)
@@ -220,10 +221,15 @@ class _Comparison:
 
     def _describe_failure(self, error: Exception) -> TokenizerConflict:
         reason = " ".join(str(error).split())
-        sample, ids = next((s, ids) for s, ids in zip(self._samples, self._ids, strict=True) if ids)
+        text = self._text
         message = f"{self._folder.class_name} of transformers 5 cannot be built from tokenizer.json: {reason}"
         return TokenizerConflict(
-            setting="tokenizer_class", message=message, text=sample.text, ids=ids or (), other_ids=(), ordinary=True
+            setting="tokenizer_class",
+            message=message,
+            text=text,
+            ids=encode(self._file, text) or (),
+            other_ids=(),
+            ordinary=True,
         )
 
     def _unused(self, setting: str, message: str, text: str, other: Iterable[int] | None) -> TokenizerConflict:
