@@ -39,7 +39,7 @@ Format = Literal["description", "static", "stem", "checkpoint", "discovery"]
 class SourceOptions(TypedDict, total=False):
     """Choices left open by a published checkpoint, as in `read_frontend`; `tokens_only` for its token table alone.
 
-    `reference` leaves n-gram tables in the files of the checkpoint.
+    `reference` leaves n-gram tables in the files of the checkpoint. `tokenizer` allows other ids than in transformers.
     """
 
     side: str | None
@@ -48,6 +48,7 @@ class SourceOptions(TypedDict, total=False):
     rotary_length: int | None
     tokens_only: bool
     reference: bool
+    tokenizer: Literal["ignore-conflicts"] | None
 
 
 def check_arguments(
@@ -151,7 +152,7 @@ def detect_format(folder: Path, choices: SourceOptions) -> Format:
             return "stem"
         document = read_json(folder / CONFIG)
         if _needs_discovery(document):
-            fixed = {name: value for name, value in choices.items() if name not in ("side", "tokens_only")}
+            fixed = {name: value for name, value in choices.items() if name not in ("side", "tokens_only", "tokenizer")}
             refuse_choices(repr(document["model_type"]), fixed, "model types with a row in the family table")
             return "discovery"
         family_of(document, side, choices.get("segments", False))

@@ -41,11 +41,12 @@ from preblock.service.core.errors import PreblockError
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A published artifact."""
+    """A published artifact; `warnings` are about its source."""
 
     folder: Path
     manifest: Manifest | StemManifest = field(repr=False)  # thousands of characters
     parity: ParityReport = field(repr=False)
+    warnings: tuple[str, ...] = ()
 
 
 def export(
@@ -139,9 +140,13 @@ def export_loaded(
             check_ngram_tables(folder, manifest)
             check_references(manifest, [Path("/")])
             providers = {provider: prove(folder, provider, report) for provider in find_providers()}
-            parity = ParityReport(providers=providers, storage=storage, discovery=loaded.discovery)
+            parity = ParityReport(
+                providers=providers, storage=storage, discovery=loaded.discovery, tokenizer=loaded.conflicts
+            )
             write(parity, folder / PARITY)
-            return ExportResult(repository / name / str(publish(folder)), manifest, parity)
+            warnings = [f"tokenizer: {conflict.summary()}" for conflict in loaded.conflicts]
+            warnings += [loaded.warning] if loaded.warning else []
+            return ExportResult(repository / name / str(publish(folder)), manifest, parity, tuple(warnings))
     except OSError as error:
         raise ExportError(f"{error.filename or repository}: {error.strerror}") from error
     except ParityError as error:

@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING, TypeAlias, Union, Unpack
 
 from preblock.export.arguments import SMALL_FILES, Format, SourceOptions, detect_format, parse_source, refuse_choices
 from preblock.export.errors import ExportError
+from preblock.export.library_tokenizer import FOLDER_FILES
 from preblock.export.progress import Report, StepProgress
 from preblock.export.referenced_tables import ReferencedTables, reference_tables
+from preblock.export.tokenizer_conflicts import find_conflicts
 from preblock.models.checkpoints.consumers import inputs_beside
 from preblock.models.checkpoints.reader import files_needed, find_ngram_tables, read_frontend
 from preblock.models.checkpoints.static_families import CONFIG, StaticLayout, find_static
 from preblock.models.checkpoints.static_reader import read_static, static_files_needed
 from preblock.models.checkpoints.token_table import keep_tokens
 from preblock.models.checkpoints.toml_config import files_described, read_description
-from preblock.models.checkpoints.weight_files import CheckpointError, is_sharded, read_bytes, read_config
+from preblock.models.checkpoints.weight_files import (
+    CheckpointError,
+    describe_second_source,
+    is_sharded,
+    read_bytes,
+    read_config,
+)
 from preblock.models.frontend_data import FrontEndData
 from preblock.models.frontend_file import DESCRIPTION, WEIGHTS
 from preblock.models.presets import preset_data
@@ -25,7 +33,7 @@ from preblock.models.torch_import import import_torch
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import Resized, SentencePooling, SoftPrompt, Source
 from preblock.service.artifacts.names import TOKENIZER
-from preblock.service.artifacts.parity import OutputParity
+from preblock.service.artifacts.parity import OutputParity, TokenizerConflict
 from preblock.service.core.errors import PreblockError
 from preblock.service.runtime.tokenizer import check_tokenizer
 
@@ -48,7 +56,8 @@ class LoadedSource:
 
     `discovery` compares a discovered front-end with the library's model. `sentence` is the pooling of a static model.
     `tables` are those left in the files of the source. `beside` names inputs that belong to `inputs_embeds` and were
-    left out.
+    left out. `conflicts` are those of the tokenizer with its folder. `warning` names
+    files of weights that were left unread.
     """
 
     frontend: AnyFrontEnd
@@ -60,6 +69,8 @@ class LoadedSource:
     soft_prompts: Mapping[str, SoftPrompt] = field(default_factory=dict)
     tables: ReferencedTables = field(default_factory=ReferencedTables)
     beside: dict[str, str] = field(default_factory=dict)
+    conflicts: tuple[TokenizerConflict, ...] = ()
+    warning: str = ""
 
 
 def load_source(
@@ -104,7 +115,7 @@ def _load_folder(
 
             frontend = read_stem(folder, choices.get("side"))
         elif format_ == "checkpoint":
-            further = {name: value for name, value in choices.items() if name != "tokens_only"}
+            further = {name: value for name, value in choices.items() if name not in ("tokens_only", "tokenizer")}
             frontend = read_frontend(folder, **further, count_bytes=progress.add, widen=widen)  # type: ignore[arg-type]
             if tokens_only:
                 beside, frontend = inputs_beside(frontend.config), keep_tokens(frontend)
@@ -118,15 +129,30 @@ def _load_folder(
             frontend, discovery, beside = found.frontend.data(), found.parity, found.beside
             record = record.model_copy(update={"discovered_with": found.library})
     except CheckpointError as error:
-        raise ExportError(str(error)) from error
+        raise ExportError("; ".join(filter(None, (str(error), describe_second_source(folder))))) from error
     config = folder / (DESCRIPTION if format_ == "description" else CONFIG)
     record = record.model_copy(update={"config_sha256": describe(config).sha256})
     tokenizer = folder / TOKENIZER
-    loaded = LoadedSource(frontend, record, discovery=discovery, tables=tables, beside=beside)
+    loaded = LoadedSource(
+        frontend, record, discovery=discovery, tables=tables, beside=beside, warning=describe_second_source(folder)
+    )
     if not isinstance(frontend, FrontEndData) or not os.path.lexists(tokenizer):
         return loaded
     _check_tokenizer(tokenizer, frontend)
-    return replace(loaded, tokenizer=tokenizer)
+    conflicts = () if format_ == "description" else _check_folder(tokenizer, choices.get("tokenizer"))
+    return replace(loaded, tokenizer=tokenizer, conflicts=conflicts)
+
+
+def _check_folder(tokenizer: Path, choice: str | None) -> tuple[TokenizerConflict, ...]:
+    """Return the conflicts of a tokenizer; raise ExportError for one of ordinary text, unless `choice` allows it."""
+    conflicts = find_conflicts(tokenizer)
+    ordinary = [conflict.summary() for conflict in conflicts if conflict.ordinary]
+    if ordinary and choice is None:
+        raise ExportError(
+            f"{tokenizer}: ordinary text gets other ids than in transformers: {'; '.join(ordinary)}; let the files "
+            "agree, or keep the ids of tokenizer.json with `preblock export --tokenizer ignore-conflicts`"
+        )
+    return conflicts
 
 
 def _check_tokenizer(file: Path, frontend: FrontEndData) -> None:
@@ -160,7 +186,7 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(SMALL_FILES)))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES, *FOLDER_FILES]))
         needed = weight_files(folder, choices)
         # The hub's cache names the folder of a snapshot by its commit.
         if needed and is_sharded(folder):  # a single file of weights wins over those of the index

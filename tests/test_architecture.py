@@ -22,7 +22,7 @@ HOMES = {
     "onnx": ("export",),
     "huggingface_hub": ("export",),
     "onnxruntime": ("service.runtime",),
-    "tokenizers": ("service.runtime",),
+    "tokenizers": ("service.runtime", "export"),
     "fastapi": ("service.api", "service.app", "service.server"),
     "fastapi_offline": ("service.app",),
     "starlette": ("service.api", "service.server"),

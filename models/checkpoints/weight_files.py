@@ -6,6 +6,7 @@ import mmap
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,20 +36,38 @@ def is_sharded(folder: Path) -> bool:
     return os.path.lexists(folder / INDEX) and not os.path.lexists(folder / WEIGHTS)
 
 
+def describe_second_source(folder: Path) -> str:
+    """Return a warning about an index of other files beside a single weight file; empty without both."""
+    if not (os.path.lexists(folder / WEIGHTS) and os.path.lexists(folder / INDEX)):
+        return ""
+    with suppress(CheckpointError):
+        if set(_read_index(folder).values()) == {WEIGHTS}:
+            return ""
+    return (
+        f"{folder}: {WEIGHTS} and {INDEX} both name the weights; this export reads {WEIGHTS} alone, as transformers "
+        "does; remove the one that is stale"
+    )
+
+
 def files_of_keys(folder: Path) -> dict[str, Path]:
     """Return the file of each tensor in `folder`, as transformers finds them."""
     if is_sharded(folder):
-        weight_map = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-            raise CheckpointError(f"{folder / INDEX}: no weight_map of tensors to files")
-        for file in set(weight_map.values()):
-            if Path(file).name != file or "\0" in file:
-                raise CheckpointError(f"{folder / INDEX}: got {file!r}, expected the name of a file in its folder")
-        return {key: folder / file for key, file in weight_map.items()}
+        return {key: folder / file for key, file in _read_index(folder).items()}
     if os.path.lexists(folder / WEIGHTS):
         return dict.fromkeys(WeightFile(folder / WEIGHTS).keys(), folder / WEIGHTS)
     found = describe_other_weights(folder)
     raise CheckpointError(f"{folder}: neither {WEIGHTS} nor {INDEX}{found and ', ' + found}")
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    """Return the name of the file of each tensor in the index of `folder`."""
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise CheckpointError(f"{folder / INDEX}: no weight_map of tensors to files")
+    for file in set(weight_map.values()):
+        if Path(file).name != file or "\0" in file:
+            raise CheckpointError(f"{folder / INDEX}: got {file!r}, expected the name of a file in its folder")
+    return weight_map
 
 
 class WeightFile:

@@ -79,6 +79,11 @@ def complete_source(_: click.Context, __: click.Parameter, incomplete: str) -> l
 )
 @click.option("--reference", is_flag=True, help="Leave n-gram tables in the safetensors files of SOURCE.")
 @click.option("--tokens-only", is_flag=True, help="Export the token table alone: the model's own lookup.")
+@click.option(
+    "--tokenizer",
+    type=click.Choice(["ignore-conflicts"]),
+    help="Keep the ids of tokenizer.json where transformers has others for ordinary text; default: fail.",
+)
 @click.option("--max-len", type=click.IntRange(1), help="Limit of offset + tokens; default the source's.")
 @click.option(
     "--resize",
@@ -131,6 +136,7 @@ def export(
     with ProgressLine(name) as progress:
         options |= {"rotary_layout": rotary_layout, "rotary_dtype": rotary_dtype, "soft_prompts": soft_prompts}
         exported = run(source, name, settings.repository, progress, **options, **choices)
+    print_warnings(name, exported.warnings)
     _summarize(exported, name, settings)
 
 
@@ -146,6 +152,12 @@ def check_export(source: str, name: str | None, choices: Any, **options: Any) ->
     except ExportError as error:
         raise click.UsageError(str(error)) from error
     return name
+
+
+def print_warnings(name: str, warnings: Sequence[str]) -> None:
+    """Print the warnings of an export on standard error."""
+    for warning in warnings:
+        click.echo(f"{name}: warning: {warning}", err=True)
 
 
 def _summarize(exported: Any, name: str, settings: Any) -> None:

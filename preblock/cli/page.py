@@ -35,6 +35,8 @@ def write_page(artifact: FoundArtifact, manifest: Manifest | StemManifest, ident
         "Parity with a reference": list(_parity(manifest, report)),
         "Files": list(_files(artifact.folder, manifest)),
     }
+    if report.tokenizer:
+        sections["Conflicts of the tokenizer"] = [(each.setting, each.details()) for each in report.tokenizer]
     lines = [f"{artifact.name} version {artifact.version}"]
     for title, rows in sections.items():
         lines += ["", title] if title else []

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from preblock.cli.export import check_export
+from preblock.cli.export import check_export, print_warnings
 from preblock.cli.progress import ProgressLine
 
 
@@ -52,6 +52,7 @@ def _export_if_missing(source: str, name: str, settings: Any) -> None:
                     exported = export(source, name, repository, progress)
     if exported is not None:
         click.echo(f"{name}: exported {source} as version {exported.folder.name}", err=True)
+        print_warnings(name, exported.warnings)
     elif same is not None:
         click.echo(f"{name}: version {same.version} is the export of {source} already", err=True)
         if same.warning:

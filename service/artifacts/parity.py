@@ -3,6 +3,7 @@
 from pydantic import Field, JsonValue, PositiveInt
 
 from preblock.service.artifacts.manifest import Schema
+from preblock.service.core.errors import shorten
 
 
 class ParityCase(Schema):
@@ -84,18 +85,52 @@ class StoredTable(Schema):
         )
 
 
+class TokenizerConflict(Schema):
+    """A difference between `tokenizer.json` and the other files of its folder, or the tokenizer of transformers 5.
+
+    Args:
+        setting: the setting or the file in conflict.
+        message: both readings in words.
+        text: an example.
+        ids: of the text by `tokenizer.json`, as the artifact has them.
+        other_ids: of the text by the other reading; empty if it gives none.
+        ordinary: whether transformers 5 gives other ids for text without special tokens.
+
+    """
+
+    setting: str
+    message: str
+    text: str
+    ids: tuple[int, ...]
+    other_ids: tuple[int, ...]
+    ordinary: bool
+
+    def summary(self) -> str:
+        """Return the conflict in one line."""
+        return f"{self.setting}: {self.details()}"
+
+    def details(self) -> str:
+        """Return both readings, and both lists of ids, at most the first 24."""
+        if not self.ids and not self.other_ids:
+            return self.message
+        ids, other = (" ".join(map(str, found[:24])) or "no id" for found in (self.ids, self.other_ids))
+        return f"{self.message}; the text {shorten(repr(self.text))} has ids {ids} here, and {other} there"
+
+
 class ParityReport(Schema):
     """One section for each provider by its onnxruntime name, and the tables in other dtypes than float32 by name.
 
     The graphs are compared with a reference over the stored tables, the stored tables with the float32 ones.
     `discovery` compares the module of a discovered front-end with the model class of the library, in float32.
-    `references` has the SHA-256 of each file outside the artifact, by path, after a verification.
+    `references` has the SHA-256 of each file outside the artifact, by path, after a verification. `tokenizer` has the
+    conflicts of the tokenizer with its folder, as the export found them.
     """
 
     providers: dict[str, Parity]
     storage: dict[str, StoredTable] = Field(default={})
     discovery: OutputParity | None = Field(default=None, exclude_if=lambda parity: parity is None)
     references: dict[str, str] = Field(default={}, exclude_if=lambda hashes: not hashes)
+    tokenizer: tuple[TokenizerConflict, ...] = Field(default=(), exclude_if=lambda conflicts: not conflicts)
 
     def storage_summary(self) -> str:
         """Return the comparison of all stored tables in one line."""

@@ -1,4 +1,4 @@
-"""Text to token ids, by the tokenizer of an artifact. Only this module imports `tokenizers`."""
+"""Text to token ids, by the tokenizer of an artifact. In the service only this module imports `tokenizers`."""
 
 import hashlib
 import os

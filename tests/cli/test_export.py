@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.cli.command_line import failing, run
+from tests.support.published_tokenizers import gpt2, write_folder
 
 MODULES = """
 import sys
@@ -99,3 +100,26 @@ def test_export_of_broken_checkpoint_fails_with_file_name(source: Path, tmp_path
 def test_export_of_exported_artifact_is_rejected(tiny_repository: Path) -> None:
     message = failing("export", tiny_repository / "gpt" / "1", code=2)
     assert message.endswith("it is an exported artifact already, ready for `preblock serve`")
+
+
+def test_export_with_tokenizer_conflict_needs_option(source: Path, tmp_path: Path) -> None:
+    files = {"tokenizer.json": gpt2(), "tokenizer_config.json": {"add_prefix_space": True, "image_token": "<new>"}}
+    write_folder(source, files)
+    size = len(files["tokenizer.json"]["model"]["vocab"])
+    config = {"model_type": "gpt2", "vocab_size": size, "n_embd": 4, "n_positions": 6}
+    (source / "config.json").write_text(json.dumps(config))
+    save_file({"wte.weight": torch.randn(size, 4), "wpe.weight": torch.randn(6, 4)}, source / "model.safetensors")
+    command = ("export", source, "--name", "m", "--repository", tmp_path / "models")
+    failed = run(*command)
+    message = failed.stderr.strip()
+    assert failed.returncode == 1
+    assert "add_prefix_space: tokenizer_config.json has true; GPT2Tokenizer of transformers 5 applies it" in message
+    assert "the text 'a' has ids 65 here, and 262 there" in message
+    assert message.endswith("or keep the ids of tokenizer.json with `preblock export --tokenizer ignore-conflicts`")
+    done = run(*command, "--tokenizer", "ignore-conflicts")
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("m: warning: tokenizer: ")]
+    assert [re.split(": ", line)[3] for line in warnings] == ["add_prefix_space", "image_token"]
+    report = json.loads((tmp_path / "models/m/1/parity.json").read_text())
+    assert [conflict["ordinary"] for conflict in report["tokenizer"]] == [True, False]
+    page = run("inspect", "m", "--repository", tmp_path / "models").stdout
+    assert "Conflicts of the tokenizer\n  add_prefix_space  tokenizer_config.json has true" in page

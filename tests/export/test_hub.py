@@ -124,7 +124,7 @@ def test_hub_export_matches_folder_export(hub: Hub, tiny_checkpoint: Path, tmp_p
     command = ("export", f"hf:{REPOSITORY}@v1.0", "--name", "m", "--repository", tmp_path / "hubs")
     done = run(hub, tmp_path / "home", commands.preblock, *command)
     assert done.returncode == 0, done.stderr
-    assert hub.downloads() == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert hub.downloads() == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     found = read(Manifest, tmp_path / "hubs" / "m" / "1" / "manifest.json")
     expected = export(str(tiny_checkpoint), "m", tmp_path / "folders").manifest
     assert found.model_copy(update={"source": expected.source}) == expected
@@ -137,7 +137,7 @@ def test_hub_revision_is_recorded_as_commit_and_downloaded_once(hub: Hub, tmp_pa
     sources = [f"hf:{REPOSITORY}{revision}" for revision in ("", "@main", "@v1.0", f"@{COMMIT}")]
     done = run(hub, tmp_path / "home", commands.load, *sources)
     assert done.stdout.splitlines() == [COMMIT] * 4, done.stderr
-    assert hub.downloads() == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert hub.downloads() == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 
 
 def shard(hub: Hub) -> dict[str, str]:
@@ -155,7 +155,7 @@ def test_only_shards_of_front_end_are_downloaded(hub: Hub, tmp_path: Path) -> No
     done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
     assert done.stdout.splitlines() == [COMMIT], done.stderr
     assert hub.downloads() == sorted(
-        ["config.json", "model.safetensors.index.json", "tokenizer.json", *needed],
+        ["config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", *needed],
     )
 
 
@@ -166,7 +166,13 @@ def test_single_file_of_hub_wins_over_its_index(hub: Hub, tmp_path: Path) -> Non
     (hub.folder / "model.safetensors").write_bytes(weights)
     done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
     assert done.stdout.splitlines() == [COMMIT], done.stderr
-    assert hub.downloads() == ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"]
+    assert hub.downloads() == [
+        "config.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
 
 
 def test_only_files_named_in_frontend_toml_are_downloaded(hub: Hub, tmp_path: Path) -> None:
@@ -176,7 +182,14 @@ def test_only_files_named_in_frontend_toml_are_downloaded(hub: Hub, tmp_path: Pa
     done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
     assert done.stdout.splitlines() == [COMMIT], done.stderr
     assert hub.downloads() == sorted(
-        ["config.json", "frontend.toml", "model.safetensors.index.json", "tokenizer.json", files[weight]]
+        [
+            "config.json",
+            "frontend.toml",
+            "model.safetensors.index.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            files[weight],
+        ]
     )
 
 
@@ -190,7 +203,12 @@ def test_unknown_model_type_downloads_no_weights(hub: Hub, index: bool, tmp_path
     assert (
         "model_type is 'other', known neither to the family table nor to transformers" in done.stderr.splitlines()[-1]
     )
-    assert hub.downloads() == ["config.json", *["model.safetensors.index.json"] * index, "tokenizer.json"]
+    assert hub.downloads() == [
+        "config.json",
+        *["model.safetensors.index.json"] * index,
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +235,7 @@ def test_hub_repository_without_safetensors_is_rejected(hub: Hub, tmp_path: Path
     (hub.folder / "model.safetensors").unlink()
     done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
     assert "neither model.safetensors nor model.safetensors.index.json" in done.stderr.splitlines()[-1]
-    assert hub.downloads() == ["config.json", "tokenizer.json"]
+    assert hub.downloads() == ["config.json", "tokenizer.json", "tokenizer_config.json"]
 
 
 def test_unreachable_hub_raises_export_error(hub: Hub, tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ def test_single_file_beside_index_is_read_as_in_transformers(sharded: Path) -> N
     model.save_pretrained(sharded)
     expected = model_class("bert").from_pretrained(sharded).embeddings.word_embeddings.weight.detach()
     assert files_needed(sharded) == ["model.safetensors"]
+    warning = load_source(str(sharded)).warning
+    assert "model.safetensors and model.safetensors.index.json both name the weights" in warning
     assert np.array_equal(read_frontend(sharded).tensors["tokens.weight"], expected)
     for file in sharded.glob("model-*"):
         file.unlink()

