@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from preblock.models.checkpoints.divided_tensors import check_whole
-from preblock.models.checkpoints.family import Config
 from preblock.models.checkpoints.family_lookup import row_name, section_of
 from preblock.models.checkpoints.other_names import describe_other_name
-from preblock.models.checkpoints.stem_families import STEMS, StemFamily
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
     WeightFile,
@@ -20,6 +18,9 @@ from preblock.models.checkpoints.weight_files import (
     one_line,
     read_config,
 )
+from preblock.models.families import STEMS
+from preblock.models.families.published_config import Config
+from preblock.models.families.stem import StemFamily
 from preblock.models.frontend_file import WEIGHTS
 from preblock.models.modules.stems import Stem, StemConfig, from_tensors, without_storage
 from preblock.models.torch_arrays import tensor_of

@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from preblock.models.checkpoints.rotary_families import ROTARY
 from preblock.models.float32_powers import BLOCK, powers, vector_powers
 from preblock.models.frequencies import (
     LESS_EXACT,
@@ -28,6 +27,7 @@ from preblock.models.frequencies import (
 )
 from preblock.models.modules.bias import AlibiConfig, T5Config
 from preblock.models.modules.rotary_config import SCALINGS, RotaryConfig
+from tests.models.checkpoints.rotary_models import ROTARY
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 pytestmark = pytest.mark.skipif(CAPABILITY not in ("AVX512", "AVX2"), reason="torch computes powers by libm alone")
@@ -36,7 +36,7 @@ THETAS = sorted(
     {default for row in ROTARY.values() for _, default in row.thetas.values()}
     | {2.5e5, 1.0e7, 1.1e7, 2.0e7, 2.5e7, 1.0e8, 1.0e9, 1.0e11, 10000, 26000.0, 31768.3}
 )
-"""Of the rotary table, and of published files."""
+"""Of the rows, and of published files."""
 
 
 def published_powers(base: float, exponents: Tensor) -> Tensor:

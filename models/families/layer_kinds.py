@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from preblock.models.checkpoints.family import Config
+from preblock.models.families.published_config import Config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 MAX_LAYERS = 2**16

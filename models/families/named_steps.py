@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from preblock.models.checkpoints.family import Config
+from preblock.models.families.published_config import Config
 from preblock.models.steps import Norm, Positions, Project, Scale, Segments, Step, Tokens
 
 MAX_SINUSOIDS = 2**17
@@ -72,6 +72,25 @@ def sinusoid_position_step(c: Config, table: str, limit: str, default: int, **va
     if type(rows) is not int or not 1 <= rows <= MAX_SINUSOIDS:
         raise ValueError(f"{limit}: got {rows!r}, expected 1 to {MAX_SINUSOIDS}")
     return Positions(rows=rows + values.get("first", 0), table=table, **values)
+
+
+def counted_sinusoid_step(c: Config, limit: str) -> Positions:
+    """Return sinusoidal positions counted by non-padding ids; the first real token takes row padding + 1."""
+    padding = c("pad_token_id", 1)
+    return sinusoid_position_step(c, "tensor2tensor", limit, 1024, counts="ids", first=padding + 1, zero_row=padding)
+
+
+def count(c: Config, default: int, *names: str) -> int:
+    """Return a count with several names; raise an error if their values differ."""
+    stated = {name: c(name) for name in names if c(name) is not None}
+    for name, value in stated.items():
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} is {value!r}, understood is 1 or more")
+        if value != next(iter(stated.values())):
+            raise ValueError(
+                f"{name} is {value!r}, understood is {next(iter(stated.values()))}, as {next(iter(stated))}"
+            )
+    return next(iter(stated.values()), default)
 
 
 def count_lookup_steps(default: bool) -> Callable[[Config], int]:
