@@ -190,12 +190,10 @@ def _configure(
     name: str, family: Family, values: Mapping[str, Any], steps: tuple[Step, ...], refused: tuple[int, ...]
 ) -> FrontEndConfig:
     config = Config(values)
-    positions = next((step for step in steps if isinstance(step, Positions)), None)
-    max_len = limit_of(positions) if positions else family.longest_input(config)
     frontend = FrontEndConfig(
         family=name,
         steps=steps,
-        max_len=max_len,
+        max_len=limit_of(steps, family.longest_input(config)),
         padding_idx=_padding(config("pad_token_id", family.padding), steps),
         refused_ids=refused,
         lookup=len(steps) if family.lookup(config) == ALL else family.lookup(config),
@@ -224,9 +222,9 @@ def _padding(stated: Any, steps: tuple[Step, ...]) -> Any:
     return stated if counted or (type(stated) is int and 0 <= stated < rows) else None
 
 
-def limit_of(positions: Positions | None) -> int | None:
-    """Return the largest max_len allowed by the positions; None without positions."""
-    return positions.limit if positions else None
+def limit_of(steps: Sequence[Step], otherwise: Any = None) -> Any:
+    """Return the largest max_len allowed by the positions among `steps`; `otherwise` without positions."""
+    return next((step.limit for step in steps if isinstance(step, Positions)), otherwise)
 
 
 def _check_sizes(values: Mapping[str, Any], frontend: FrontEndConfig) -> None:

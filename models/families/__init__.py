@@ -7,7 +7,7 @@ tensors of a checkpoint as a base model's file has them. Read from transformers 
 from preblock.models.families.bart import BART
 from preblock.models.families.bert import BERT
 from preblock.models.families.deepseek import DEEPSEEK
-from preblock.models.families.family import Family
+from preblock.models.families.family import Family, StemFamily
 from preblock.models.families.gemma import GEMMA
 from preblock.models.families.glm import GLM
 from preblock.models.families.gpt import GPT
@@ -16,7 +16,6 @@ from preblock.models.families.llama import LLAMA
 from preblock.models.families.mamba import MAMBA
 from preblock.models.families.qwen import QWEN
 from preblock.models.families.speech import SPEECH, SPEECH_STEMS
-from preblock.models.families.stem import StemFamily
 from preblock.models.families.t5 import T5
 from preblock.models.families.vision import CLIP, IMAGE_STEMS
 

@@ -11,16 +11,16 @@ from preblock.models.families.named_steps import (
     learned_position_step,
     norm_step,
     project_step,
-    scale_steps,
     segment_step,
     token_step,
     unpadded_position_step,
     weight_keys,
+    when,
 )
 from preblock.models.families.published_config import Config
 from preblock.models.families.rotary import Rotary, theta, thetas_by_layer
 from preblock.models.modules.bias import RelativeSinusoidConfig
-from preblock.models.steps import Mask, Scale, Segments, Step
+from preblock.models.steps import Mask, Norm, Scale, Segments, Step
 
 WORDS, TYPES, PLACES, LAYER_NORM = (
     f"embeddings.{name}" for name in ("word_embeddings", "token_type_embeddings", "position_embeddings", "LayerNorm")
@@ -28,23 +28,22 @@ WORDS, TYPES, PLACES, LAYER_NORM = (
 ABSOLUTE = {"position_embedding_type": ("absolute",)}
 
 
+def _norm(c: Config, name: str = LAYER_NORM, *spellings: str) -> Norm:
+    return norm_step(name, c("layer_norm_eps", 1e-12), spellings=spellings)
+
+
 def _bert(c: Config) -> list[Step]:
-    return [
-        token_step(WORDS),
-        segment_step(TYPES),
-        learned_position_step(PLACES),
-        norm_step(LAYER_NORM, c("layer_norm_eps", 1e-12)),
-    ]
+    return [token_step(WORDS), segment_step(TYPES), learned_position_step(PLACES), _norm(c)]
 
 
 def _roberta(c: Config) -> list[Step]:
     positions = unpadded_position_step(PLACES, c("pad_token_id", 1))
-    return [token_step(WORDS), segment_step(TYPES), positions, norm_step(LAYER_NORM, c("layer_norm_eps", 1e-12))]
+    return [token_step(WORDS), segment_step(TYPES), positions, _norm(c)]
 
 
 def _electra(c: Config) -> list[Step]:
     projected = c("embedding_size", 128) != c("hidden_size", 256)
-    return [*_bert(c), *([project_step("embeddings_project")] if projected else [])]
+    return [*_bert(c), *when(projected, project_step("embeddings_project"))]
 
 
 def _albert(c: Config) -> list[Step]:
@@ -53,18 +52,19 @@ def _albert(c: Config) -> list[Step]:
 
 def _big_bird(c: Config) -> list[Step]:
     tokens, *others = _bert(c)
-    return [tokens, *scale_steps(c("rescale_embeddings", False), math.sqrt(c("hidden_size"))), *others]
+    return [tokens, *when(c("rescale_embeddings", False), Scale(by=math.sqrt(c("hidden_size")))), *others]
 
 
 def _deberta(c: Config) -> list[Step]:
-    steps: list[Step] = [token_step(WORDS)]
-    if c("position_biased_input", True):
-        steps.append(learned_position_step(PLACES))
-    if c("type_vocab_size", 0):
-        steps.append(segment_step(TYPES))
-    if c("embedding_size", c("hidden_size")) != c("hidden_size"):
-        steps.append(project_step("embeddings.embed_proj", bias=False))
-    return [*steps, norm_step(LAYER_NORM, c("layer_norm_eps", 1e-7)), Mask()]
+    projected = c("embedding_size", c("hidden_size")) != c("hidden_size")
+    return [
+        token_step(WORDS),
+        *when(c("position_biased_input", True), learned_position_step(PLACES)),
+        *when(c("type_vocab_size", 0), segment_step(TYPES)),
+        *when(projected, project_step("embeddings.embed_proj", bias=False)),
+        norm_step(LAYER_NORM, c("layer_norm_eps", 1e-7)),
+        Mask(),
+    ]
 
 
 def _esm(c: Config) -> list[Step]:
@@ -81,7 +81,7 @@ def _esm(c: Config) -> list[Step]:
     if c.nullable("position_embedding_type", "absolute") == "absolute":
         steps.append(unpadded_position_step(PLACES, c("pad_token_id")))
     if c("emb_layer_norm_before", False):
-        steps.append(norm_step("embeddings.layer_norm", c("layer_norm_eps", 1e-12)))
+        steps.append(_norm(c, "embeddings.layer_norm"))
     return [*steps, Mask()]
 
 
@@ -91,9 +91,9 @@ def _xlm(c: Config) -> list[Step]:
     return [
         token_step("embeddings"),
         learned_position_step("position_embeddings"),
-        *([Segments(input="langs", needed=True, weight=weight_keys("lang_embeddings"))] if languages else []),
+        *when(languages, Segments(input="langs", needed=True, weight=weight_keys("lang_embeddings"))),
         *chosen_segment_steps(c),
-        norm_step("layer_norm_emb", c("layer_norm_eps", 1e-12)),
+        _norm(c, "layer_norm_emb"),
         Mask(),
     ]
 
@@ -109,8 +109,7 @@ def _xlnet_bias(c: Config) -> RelativeSinusoidConfig:
 
 def _roformer(c: Config) -> list[Step]:
     projected = c("embedding_size", c("hidden_size")) != c("hidden_size")
-    norm = norm_step(LAYER_NORM, c("layer_norm_eps", 1e-12))
-    return [token_step(WORDS), segment_step(TYPES), norm, *([project_step("embeddings_project")] if projected else [])]
+    return [token_step(WORDS), segment_step(TYPES), _norm(c), *when(projected, project_step("embeddings_project"))]
 
 
 _ENCODER = Family(
@@ -123,12 +122,7 @@ _ENCODER = Family(
     consumers=None,
 )
 _ROBERTA = replace(
-    _ENCODER,
-    steps=_roberta,
-    prefix="roberta.",
-    tied=Tied(True, "lm_head.decoder.weight"),
-    padding=1,
-    only=ABSOLUTE,
+    _ENCODER, steps=_roberta, prefix="roberta.", tied=Tied(True, "lm_head.decoder.weight"), padding=1, only=ABSOLUTE
 )
 
 BERT: dict[str, Family] = {
@@ -143,11 +137,7 @@ BERT: dict[str, Family] = {
     # Its padding id is 1; the library ignores the config.
     "mpnet": replace(
         _ROBERTA,
-        steps=lambda c: [
-            token_step(WORDS),
-            unpadded_position_step(PLACES, 1),
-            norm_step(LAYER_NORM, c("layer_norm_eps", 1e-12)),
-        ],
+        steps=lambda c: [token_step(WORDS), unpadded_position_step(PLACES, 1), _norm(c)],
         prefix="mpnet.",
         only={"pad_token_id": (1,)},
     ),
@@ -179,7 +169,6 @@ BERT: dict[str, Family] = {
             types=(),
             tensors=("rotary_embeddings.inv_freq", "encoder.layer.0.attention.self.rotary_embeddings.inv_freq"),
             when=lambda c: c.nullable("position_embedding_type", "absolute") == "rotary",
-            strict=False,
         ),
         tied=_ROBERTA.tied,
         only={"position_embedding_type": ("absolute", "rotary")},
@@ -199,19 +188,14 @@ BERT: dict[str, Family] = {
             layout="interleaved",
             angles="float64",
             tensors=("encoder.embed_positions.weight",),
-            strict=False,
         ),
     ),
     "nomic_bert": replace(
         _ENCODER,
-        steps=lambda c: [
-            token_step(WORDS),
-            segment_step(TYPES),
-            norm_step("emb_ln", c("layer_norm_eps", 1e-12), spellings=(LAYER_NORM,)),
-        ],
+        steps=lambda c: [token_step(WORDS), segment_step(TYPES), _norm(c, "emb_ln", LAYER_NORM)],
         prefix="nomic_bert.",
         limit=("max_position_embeddings", 2048),
-        rotary=Rotary(heads=12, thetas=theta(1000.0), strict=False),
+        rotary=Rotary(heads=12, thetas=theta(1000.0)),
     ),
     "modernbert": replace(
         _ENCODER,
@@ -225,7 +209,7 @@ BERT: dict[str, Family] = {
             heads=12,
             thetas=thetas_by_layer(full=("global_rope_theta", 160_000.0), sliding=("local_rope_theta", 10000.0)),
             scaled=(FULL, SLIDING),
-            layers=alternating_kinds(22, "global_attn_every_n_layers", 3, lambda _: 0),
+            layers=alternating_kinds(22, "global_attn_every_n_layers", 3, begins_full=True),
             strict=True,
         ),
         tied=Tied(True, "decoder.weight"),

@@ -6,7 +6,7 @@ from preblock.models.families.decoders import decoder
 from preblock.models.families.family import UNTIED, Family
 from preblock.models.families.rotary import Rotary, part_of_head, theta
 
-_ROTARY = Rotary(dim=("qk_rope_head_dim", 64), layout="interleaved", strict=False)
+_ROTARY = Rotary(dim=("qk_rope_head_dim", 64), layout="interleaved")
 
 DEEPSEEK: dict[str, Family] = {
     "deepseek_v2": decoder(2048, UNTIED, _ROTARY),
@@ -19,7 +19,7 @@ DEEPSEEK: dict[str, Family] = {
     "sarvam_moe": decoder(
         131072,
         UNTIED,
-        Rotary(heads=64, head_dim=64, share=part_of_head(1.0), thetas=theta(8_000_000.0), strict=False),
+        Rotary(heads=64, head_dim=64, share=part_of_head(1.0), thetas=theta(8_000_000.0)),
         "embed_tokens",
         "word_embeddings",
     ),

@@ -1,8 +1,8 @@
-"""A row of the family table: the front-end of one published model, given its `config.json`."""
+"""Rows of the family tables: the front-end of one published model, given its `config.json`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preblock.models.families.published_config import Config
 from preblock.models.families.readings import Reading
@@ -11,6 +11,9 @@ from preblock.models.modules.bias import BiasConfig
 from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.per_layer_config import PerLayerConfig
 from preblock.models.steps import Step, Tokens
+
+if TYPE_CHECKING:
+    from preblock.models.modules.stems import StemConfig
 
 ALL = -1
 """Wildcard of a lookup: every step."""
@@ -103,3 +106,22 @@ class Family:
         if self.tied and config("tie_word_embeddings", self.tied.by_default):
             tokens = replace(tokens, weight=tuple(dict.fromkeys((*tokens.weight, self.tied.head))))
         return [tokens, *others]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StemFamily:
+    """One row: an encoder of images or spectrograms.
+
+    Args:
+        config: the sizes of the stem, given its name and the config.
+        keys: name in `state_dict()` of the stem -> key in a base model's file.
+        prefixes: prefixes of the keys in other models' files.
+        sections: keys of the part about this model, in the config of several models; the first one found is used.
+            Default none, for the whole config.
+
+    """
+
+    config: "Callable[[str, Config], StemConfig]"
+    keys: Mapping[str, str]
+    prefixes: tuple[str, ...]
+    sections: tuple[str, ...] = ()

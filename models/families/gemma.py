@@ -93,15 +93,14 @@ def _part(c: Config, key: str) -> Config:
     return Config(values)
 
 
-_KINDS3N = alternating_kinds(35, None, 5, lambda distance: distance - 1)
-_KINDS4 = alternating_kinds(30, None, 6, lambda distance: distance - 1, last_full=True)
+_KINDS3N = alternating_kinds(35, None, 5)
+_KINDS4 = alternating_kinds(30, None, 6, last_full=True)
 _ROTARY3 = Rotary(
     heads=8,
     head_dim=256,
     thetas=thetas_by_layer(full=("rope_theta", 1_000_000.0), sliding=("rope_local_base_freq", 10000.0)),
     scaled=(FULL,),
-    layers=alternating_kinds(26, "sliding_window_pattern", 6, lambda distance: distance - 1),
-    strict=False,
+    layers=alternating_kinds(26, "sliding_window_pattern", 6),
 )
 _ROTARY4 = Rotary(
     widths=head_widths(_KINDS4, width=256, full_width=512),
@@ -112,7 +111,6 @@ _ROTARY4 = Rotary(
         FULL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
         SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
     },
-    strict=False,
 )
 
 
@@ -140,7 +138,7 @@ def _gemma4(part: str = "") -> Family:
 GEMMA: dict[str, Family] = {
     "gemma": _gemma(
         8192,
-        Rotary(heads=16, head_dim=256, strict=False),
+        Rotary(heads=16, head_dim=256),
         _consumers(Reading(engine="llama.cpp", versions="860ee92", scale="applied", source="src/models/gemma.cpp")),
     ),
     "gemma2": _gemma(

@@ -6,8 +6,8 @@ from preblock.models.families.decoders import decoder, text_side
 from preblock.models.families.family import UNTIED, Family
 from preblock.models.families.rotary import Rotary, part_of_head
 
-_GLM = Rotary(heads=32, head_dim=128, share=part_of_head(0.5), layout="interleaved", strict=False)
-_V = Rotary(heads=32, share=part_of_head(1.0), layout="interleaved", sections=(8, 12, 12), strict=False)
+_GLM = Rotary(heads=32, head_dim=128, share=part_of_head(0.5), layout="interleaved")
+_V = Rotary(heads=32, share=part_of_head(1.0), layout="interleaved", sections=(8, 12, 12))
 _V_MOE = replace(_V, heads=96, share=part_of_head(0.5), layout="half")
 _OCR = replace(_V, heads=16)
 _TEXT, _MOE_TEXT = text_side(32768, UNTIED, _V), text_side(65536, UNTIED, _V_MOE)
@@ -17,7 +17,7 @@ _GLM46V = replace(_TEXT, only={"model_type": _TYPES}, parts={_TYPES[1]: _MOE_TEX
 GLM: dict[str, Family] = {
     "glm": decoder(131072, UNTIED, _GLM),
     "glm4": decoder(131072, UNTIED, _GLM),
-    "glm4_moe": decoder(131072, UNTIED, Rotary(heads=96, share=part_of_head(0.5), strict=False)),
+    "glm4_moe": decoder(131072, UNTIED, Rotary(heads=96, share=part_of_head(0.5))),
     "glm4v_text": decoder(32768, None, _V),
     "glm4v_moe_text": decoder(65536, None, _V_MOE),
     "glm_ocr_text": decoder(131072, None, _OCR),

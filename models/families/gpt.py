@@ -12,10 +12,10 @@ from preblock.models.families.named_steps import (
     learned_position_step,
     norm_step,
     project_step,
-    scale_steps,
     sinusoid_position_step,
     token_step,
     weight_keys,
+    when,
 )
 from preblock.models.families.published_config import Config
 from preblock.models.families.rotary import Rotary, theta
@@ -25,11 +25,10 @@ from preblock.models.steps import Positions, Scale, Step
 
 def _opt(c: Config) -> list[Step]:
     projected = c("word_embed_proj_dim", c("hidden_size")) != c("hidden_size")
-    positions = Positions(weight=weight_keys("decoder.embed_positions"), counts="mask", first=2)
     return [
         token_step("decoder.embed_tokens"),
-        *([project_step("decoder.project_in", bias=False)] if projected else []),
-        positions,
+        *when(projected, project_step("decoder.project_in", bias=False)),
+        Positions(weight=weight_keys("decoder.embed_positions"), counts="mask", first=2),
     ]
 
 
@@ -47,10 +46,13 @@ def _falcon_bias(c: Config) -> AlibiConfig | None:
     )
 
 
+_DECODER = decoder(None, TIED, None, prefix="transformer.")
+
+
 def _gpt(tokens: str, positions: str) -> Family:
     """A decoder with learned positions, and segments from the token table."""
     return replace(
-        decoder(None, TIED, None, prefix="transformer."),
+        _DECODER,
         steps=lambda c: [token_step(tokens), learned_position_step(positions), *chosen_segment_steps(c)],
         segments=True,
     )
@@ -61,7 +63,7 @@ _GPTJ = replace(
     _GPT2,
     steps=lambda c: [token_step("wte"), *chosen_segment_steps(c)],
     limit=("n_positions", 2048),
-    rotary=Rotary(dim=("rotary_dim", 64), thetas=theta(10000.0, None), types=(), layout="interleaved", strict=False),
+    rotary=Rotary(dim=("rotary_dim", 64), thetas=theta(10000.0, None), types=(), layout="interleaved"),
     tied=UNTIED,
 )
 
@@ -82,34 +84,32 @@ GPT: dict[str, Family] = {
         ],
         consumer_scales=True,
     ),
-    "opt": replace(_GPT2, steps=_opt, prefix="model.", segments=False),
+    "opt": replace(_DECODER, steps=_opt, prefix="model."),
     "biogpt": replace(
-        _GPT2,
+        _DECODER,
         steps=lambda c: [
             token_step("embed_tokens"),
-            *scale_steps(c("scale_embedding", True), math.sqrt(c("hidden_size"))),
+            *when(c("scale_embedding", True), Scale(by=math.sqrt(c("hidden_size")))),
             learned_position_step("embed_positions", first=2),
         ],
         prefix="biogpt.",
         tied=Tied(True, "output_projection.weight"),
         lookup=count_lookup_steps(True),
-        segments=False,
     ),
     "xglm": replace(
-        _GPT2,
+        _DECODER,
         steps=lambda c: [
             token_step("embed_tokens"),
-            *scale_steps(c("scale_embedding", True), math.sqrt(c("d_model", 1024))),
+            *when(c("scale_embedding", True), Scale(by=math.sqrt(c("d_model", 1024)))),
             sinusoid_position_step(
                 c, "tensor2tensor", "max_position_embeddings", 2048, first=2, zero_row=c("pad_token_id", 1)
             ),
         ],
         prefix="model.",
         lookup=count_lookup_steps(True),
-        segments=False,
     ),
     "bloom": replace(
-        _GPT2,
+        _DECODER,
         steps=lambda c: [
             token_step("word_embeddings"),
             norm_step("word_embeddings_layernorm", c("layer_norm_epsilon", 1e-5)),
@@ -117,7 +117,6 @@ GPT: dict[str, Family] = {
         bias=lambda c: AlibiConfig(
             heads=count(c, 8, "n_head", "num_attention_heads"), anchor="first", recipe="float32_powers"
         ),
-        segments=False,
     ),
     "mpt": replace(
         decoder(2048, TIED, None, "wte", prefix="transformer."),
@@ -131,11 +130,7 @@ GPT: dict[str, Family] = {
     ),
     "falcon": replace(
         decoder(
-            2048,
-            TIED,
-            Rotary(heads=71, when=lambda c: not c("alibi", False), strict=False),
-            "word_embeddings",
-            prefix="transformer.",
+            2048, TIED, Rotary(heads=71, when=lambda c: not c("alibi", False)), "word_embeddings", prefix="transformer."
         ),
         bias=_falcon_bias,
         only={"alibi": (True, False)},
@@ -143,7 +138,7 @@ GPT: dict[str, Family] = {
     "gpt_neox": decoder(
         2048,
         UNTIED,
-        Rotary(heads=64, share=("rotary_pct", 0.25), thetas=theta(10000.0, "rotary_emb_base"), strict=False),
+        Rotary(heads=64, share=("rotary_pct", 0.25), thetas=theta(10000.0, "rotary_emb_base")),
         "embed_in",
         prefix="gpt_neox.",
     ),

@@ -7,7 +7,7 @@ from preblock.models.families.family import Family
 from preblock.models.families.readings import GENAI, READ_VERSION, TRANSFORMERS, Reading
 from preblock.models.families.rotary import Rotary
 
-_ROTARY = Rotary(heads=32, strict=False)
+_ROTARY = Rotary(heads=32)
 _CONSUMERS = (
     Reading(engine=TRANSFORMERS, versions=f"=={READ_VERSION}", scale="none", source=READ_VERSION),
     Reading(engine="vllm", versions=">=0.17", scale="none", source="0.17.1 and 0.18.0"),
@@ -23,12 +23,7 @@ GRANITE: dict[str, Family] = {
     "granite": multiplied(
         2048,
         _ROTARY,
-        (
-            *_CONSUMERS,
-            Reading(engine="sglang", versions="==0.5.9", scale="none", source="0.5.9"),
-            _LLAMA_CPP,
-            GENAI,
-        ),
+        (*_CONSUMERS, Reading(engine="sglang", versions="==0.5.9", scale="none", source="0.5.9"), _LLAMA_CPP, GENAI),
     ),
     "granitemoe": multiplied(2048, _ROTARY, _CONSUMERS),
     "granitemoeshared": multiplied(2048, _ROTARY, _CONSUMERS),

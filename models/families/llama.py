@@ -18,8 +18,8 @@ def _rotary_share(c: Config) -> float:
     return width / head
 
 
-_PLAIN = Rotary(heads=32, strict=False)
-_HUNYUAN = decoder(2048, UNTIED, Rotary(heads=32, ntk_alpha=True, strict=False))
+_PLAIN = Rotary(heads=32)
+_HUNYUAN = decoder(2048, UNTIED, Rotary(heads=32, ntk_alpha=True))
 
 LLAMA: dict[str, Family] = {
     "llama": decoder(2048, UNTIED, _PLAIN),
@@ -27,15 +27,11 @@ LLAMA: dict[str, Family] = {
         131072, UNTIED, Rotary(heads=40, head_dim=128, thetas=theta(500_000.0), layout="interleaved", strict=True)
     ),
     "mistral": decoder(131072, UNTIED, _PLAIN),
-    "mixtral": decoder(131072, UNTIED, Rotary(heads=32, thetas=theta(1_000_000.0), strict=False)),
-    "cohere": decoder(8192, TIED, Rotary(heads=64, thetas=theta(500_000.0), layout="interleaved", strict=False)),
+    "mixtral": decoder(131072, UNTIED, Rotary(heads=32, thetas=theta(1_000_000.0))),
+    "cohere": decoder(8192, TIED, Rotary(heads=64, thetas=theta(500_000.0), layout="interleaved")),
     "cohere2": decoder(8192, TIED, Rotary(heads=64, layout="interleaved", strict=True)),
-    "ernie4_5": decoder(
-        131072, TIED, Rotary(heads=16, head_dim=128, thetas=theta(500_000.0), layout="interleaved", strict=False)
-    ),
-    "ernie4_5_moe": decoder(
-        131072, TIED, Rotary(heads=20, thetas=theta(500_000.0), layout="interleaved", strict=False)
-    ),
+    "ernie4_5": decoder(131072, TIED, Rotary(heads=16, head_dim=128, thetas=theta(500_000.0), layout="interleaved")),
+    "ernie4_5_moe": decoder(131072, TIED, Rotary(heads=20, thetas=theta(500_000.0), layout="interleaved")),
     "ernie4_5_vl_moe/text": text_side(
         131072,
         TIED,
@@ -46,23 +42,18 @@ LLAMA: dict[str, Family] = {
             layout="interleaved",
             sections=(22, 22, 20),
             order="time_last",
-            strict=False,
         ),
     ),
     # Published files have names from before the library's support.
-    "exaone": decoder(
-        4096, UNTIED, Rotary(heads=32, thetas=theta(500_000.0), strict=False), "embed_tokens", "transformer.wte"
-    ),
+    "exaone": decoder(4096, UNTIED, Rotary(heads=32, thetas=theta(500_000.0)), "embed_tokens", "transformer.wte"),
     "exaone4": decoder(2048, UNTIED, Rotary(heads=32, strict=True)),
     "hunyuan_v1_dense": _HUNYUAN,
     "hunyuan_v1_moe": _HUNYUAN,
     "minimax": decoder(131072, UNTIED, Rotary(heads=32, thetas=theta(1_000_000.0), strict=True)),
     "minimax_m2": decoder(
-        196608,
-        UNTIED,
-        Rotary(heads=48, head_dim=128, share=part_of_head(_rotary_share), thetas=theta(5_000_000.0), strict=False),
+        196608, UNTIED, Rotary(heads=48, head_dim=128, share=part_of_head(_rotary_share), thetas=theta(5_000_000.0))
     ),
-    "nemotron": decoder(4096, UNTIED, Rotary(heads=48, share=part_of_head(0.5), strict=False)),
+    "nemotron": decoder(4096, UNTIED, Rotary(heads=48, share=part_of_head(0.5))),
     "olmo": decoder(2048, UNTIED, _PLAIN),
     "olmo2": decoder(2048, UNTIED, _PLAIN),
     "olmo3": decoder(
@@ -72,12 +63,11 @@ LLAMA: dict[str, Family] = {
             heads=32,
             thetas=thetas_by_layer(full=("rope_theta", 500_000.0), sliding=(None, 500_000.0)),
             scaled=(FULL,),
-            layers=alternating_kinds(32, None, 4, lambda distance: distance - 1),
-            strict=False,
+            layers=alternating_kinds(32, None, 4),
         ),
     ),
-    "olmoe": decoder(4096, UNTIED, Rotary(heads=16, strict=False)),
-    "phi": decoder(2048, UNTIED, Rotary(heads=32, share=part_of_head(0.5), strict=False)),
+    "olmoe": decoder(4096, UNTIED, Rotary(heads=16)),
+    "phi": decoder(2048, UNTIED, Rotary(heads=32, share=part_of_head(0.5))),
     "phi3": decoder(
         4096,
         UNTIED,
@@ -87,16 +77,13 @@ LLAMA: dict[str, Family] = {
             types=("default", "longrope"),
             aliases={"su": "longrope", "yarn": "longrope"},
             original_len=4096,
-            strict=False,
         ),
     ),
     "phimoe": decoder(
-        131072,
-        UNTIED,
-        Rotary(heads=32, thetas=theta(1_000_000.0), types=("default", "longrope"), mscales=True, strict=False),
+        131072, UNTIED, Rotary(heads=32, thetas=theta(1_000_000.0), types=("default", "longrope"), mscales=True)
     ),
-    "seed_oss": decoder(524288, UNTIED, Rotary(heads=80, head_dim=128, strict=False)),
+    "seed_oss": decoder(524288, UNTIED, Rotary(heads=80, head_dim=128)),
     "smollm3": decoder(32768, TIED, Rotary(heads=16, thetas=theta(2_000_000.0), strict=True)),
-    "stablelm": decoder(4096, UNTIED, Rotary(heads=32, share=part_of_head(0.25), strict=False)),
-    "starcoder2": decoder(4096, TIED, Rotary(heads=24, strict=False)),
+    "stablelm": decoder(4096, UNTIED, Rotary(heads=32, share=part_of_head(0.25))),
+    "starcoder2": decoder(4096, TIED, Rotary(heads=24)),
 }

@@ -18,10 +18,10 @@ MAMBA: dict[str, Family] = {
     ),
     "nemotron_h": decoder(4096, None, None, "embeddings", prefix="backbone."),
     "jamba": decoder(262144, UNTIED, None),
-    "bamba": decoder(262144, UNTIED, Rotary(heads=32, share=(None, 0.5), strict=False)),
+    "bamba": decoder(262144, UNTIED, Rotary(heads=32, share=(None, 0.5))),
     "falcon_h1": multiplied(
         8192,
-        Rotary(heads=32, strict=False),
+        Rotary(heads=32),
         (
             Reading(engine=TRANSFORMERS, versions=f"=={READ_VERSION}", scale="applied", source=READ_VERSION),
             Reading(engine="vllm", versions=">=0.17", scale="none", source="0.17.1 and 0.18.0"),

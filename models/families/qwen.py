@@ -46,7 +46,7 @@ def _qwen_ngrams(path: str) -> Callable[[Config], NgramConfig | None]:
 
 
 _VL = Rotary(heads=64, thetas=theta(1_000_000.0), sections=(16, 24, 24), aliases={"mrope": "default"}, strict=True)
-_VL3 = Rotary(heads=32, head_dim=128, thetas=theta(500_000.0), sections=(24, 20, 20), order="mixed", strict=False)
+_VL3 = Rotary(heads=32, head_dim=128, thetas=theta(500_000.0), sections=(24, 20, 20), order="mixed")
 _ROTARY3_5 = Rotary(heads=16, head_dim=256, share=part_of_head(0.25), sections=(11, 11, 10), order="mixed", strict=True)
 
 
@@ -63,7 +63,7 @@ QWEN: dict[str, Family] = {
     "qwen2": decoder(32768, UNTIED, Rotary(heads=32, strict=True)),
     "qwen2_moe": decoder(32768, UNTIED, Rotary(heads=16, strict=True)),
     "qwen3": decoder(32768, UNTIED, Rotary(heads=32, head_dim=128, strict=True)),
-    "qwen3_moe": decoder(32768, UNTIED, Rotary(heads=32, strict=False)),
+    "qwen3_moe": decoder(32768, UNTIED, Rotary(heads=32)),
     "qwen3_next": decoder(32768, UNTIED, Rotary(heads=16, head_dim=256, share=part_of_head(0.25), strict=True)),
     "qwen3_5_text": decoder(32768, UNTIED, _ROTARY3_5),
     "qwen3_5_moe_text": decoder(32768, UNTIED, _ROTARY3_5),

@@ -34,9 +34,9 @@ class Rotary:
             default. Several if layers differ: `rope_parameters` then has an object for each.
         scaled: endings, of several, for an old `rope_scaling`; none if the library reads it in place of
             `rope_parameters`.
-        strict: True if the library fails for `rope_parameters` that mix objects for kinds of layers with numbers for
-            all layers; False if it ignores the other form. Not read for rows without `types`, and for rows with several
-            `thetas` and nothing `scaled`.
+        strict: whether the library fails for `rope_parameters` that mix objects for kinds of layers with numbers for
+            all layers. By default, it ignores the other form. Not read for rows without `types`, and for rows with
+            several `thetas` and nothing `scaled`.
         layers: endings in use by the layers, given the config; default all.
         types: rope types known to the library; none if it reads no `rope_parameters`.
         aliases: other names of rope types.
@@ -64,7 +64,7 @@ class Rotary:
     share: Share | None = None
     thetas: Mapping[str, Theta] = field(default_factory=lambda: theta(10000.0))
     scaled: tuple[str, ...] = ()
-    strict: bool
+    strict: bool = False
     layers: Callable[[Config], Container[str]] | None = None
     types: tuple[str, ...] = TYPES
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -4,15 +4,15 @@ import math
 from dataclasses import replace
 
 from preblock import models
-from preblock.models.families.family import TIED, Family, Tied
+from preblock.models.families.family import TIED, Family, StemFamily, Tied
 from preblock.models.families.named_steps import (
     count_lookup_steps,
     counted_sinusoid_step,
     learned_position_step,
-    scale_steps,
     token_step,
+    when,
 )
-from preblock.models.families.stem import StemFamily
+from preblock.models.steps import Scale
 
 _WHISPER = Family(
     # `scale_embedding` is read by the library, and never used.
@@ -30,7 +30,7 @@ SPEECH: dict[str, Family] = {
         _WHISPER,
         steps=lambda c: [
             token_step("decoder.embed_tokens"),
-            *scale_steps(c("scale_embedding", True), math.sqrt(c("d_model", 256))),
+            *when(c("scale_embedding", True), Scale(by=math.sqrt(c("d_model", 256)))),
             counted_sinusoid_step(c, "max_target_positions"),
         ],
         tied=TIED,
@@ -55,5 +55,5 @@ SPEECH_STEMS: dict[str, StemFamily] = {
             "positions": "embed_positions.weight",
         },
         prefixes=("encoder.", "model.encoder."),
-    ),
+    )
 }

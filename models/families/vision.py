@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from preblock import models
-from preblock.models.families.family import Family
+from preblock.models.families.family import Family, StemFamily
 from preblock.models.families.named_steps import learned_position_step, token_step
 from preblock.models.families.published_config import Config
-from preblock.models.families.stem import StemFamily
 
 if TYPE_CHECKING:
     from preblock.models.modules.stems import StemConfig
