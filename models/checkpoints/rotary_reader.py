@@ -13,8 +13,14 @@ from numpy.typing import NDArray
 from preblock.models.families.layer_kinds import FULL, SLIDING
 from preblock.models.families.published_config import Config
 from preblock.models.families.rotary import Rotary
-from preblock.models.frequencies import rotary_frequencies
-from preblock.models.modules.rotary_config import MAX_WIDTH, SCALINGS, RotaryConfig, attention_factor, yarn_scale
+from preblock.models.modules.rotary_config import (
+    MAX_WIDTH,
+    SCALINGS,
+    RotaryConfig,
+    attention_factor,
+    rotary_frequencies,
+    yarn_scale,
+)
 from preblock.models.modules.rotary_output import RotaryOutput
 
 OWN_NUMBERS = {"original_len", "length", "turning_pairs", "frequencies"}

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from preblock.models.float32_powers import BLOCK, powers, vector_powers
-from preblock.models.frequencies import (
+from preblock.models.modules.bias import (
     LESS_EXACT,
     SLOPES,
+    AlibiConfig,
+    T5Config,
     alibi_slopes,
     relative_frequencies,
-    rotary_frequencies,
     t5_borders,
 )
-from preblock.models.modules.bias import AlibiConfig, T5Config
-from preblock.models.modules.rotary_config import SCALINGS, RotaryConfig
+from preblock.models.modules.rotary_config import SCALINGS, RotaryConfig, rotary_frequencies
 from tests.models.checkpoints.rotary_models import ROTARY
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
@@ -237,9 +237,8 @@ def test_t5_borders_equal_torch() -> None:
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = sys.modules["transformers"] = None
-from preblock.models.frequencies import alibi_slopes, relative_frequencies, rotary_frequencies, t5_borders
-from preblock.models.modules.bias import AlibiConfig, T5Config
-from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.bias import AlibiConfig, T5Config, alibi_slopes, relative_frequencies, t5_borders
+from preblock.models.modules.rotary_config import RotaryConfig, rotary_frequencies
 from preblock.models.sinusoid_tables import RECIPES, exact_sinusoids, library_table
 print(rotary_frequencies(RotaryConfig(dim=64)).tobytes().hex())
 print(alibi_slopes(AlibiConfig(heads=16, recipe="float32_powers")).tobytes().hex())
