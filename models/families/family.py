@@ -60,7 +60,7 @@ class Family:
             none.
         sections: keys of the part about this model, in the config of several models; the first one found is used.
             `WHOLE` is always found. Default none, for the whole config.
-        parts: other types of this part -> their rows; default none.
+        parts: further `model_type`s of the part in `sections` -> the rows in place of this one; default none.
 
     """
 
