@@ -8,7 +8,7 @@ from preblock.models.families.family import TIED, Family
 from preblock.models.families.layer_kinds import FULL, SLIDING, alternating_kinds, head_widths
 from preblock.models.families.named_steps import token_step, weight_keys
 from preblock.models.families.published_config import Config
-from preblock.models.families.readings import GENAI, TRANSFORMERS, Reading
+from preblock.models.families.readings import GENAI, SGLANG_SCALES, SGLANG_TAKES_SCALED, TRANSFORMERS, Reading
 from preblock.models.families.rotary import TYPES, Rotary, thetas_by_layer
 from preblock.models.modules.per_layer_config import PerLayerConfig
 from preblock.models.steps import Scale
@@ -26,9 +26,9 @@ def _consumers(llama_cpp: Reading) -> tuple[Reading, ...]:
     return (
         Reading(engine=TRANSFORMERS, versions=">=5.4", scale="applied", source="5.4.0 and 5.24.0"),
         Reading(engine=TRANSFORMERS, versions="<5.4", scale="none", source="4.57.1 and 5.3.0"),
-        Reading(engine="vllm", versions=">=0.18", scale="applied", source="0.18.0; pull request 36787"),
+        Reading(engine="vllm", versions=">=0.18", scale="applied", source="0.18.0 and 0.33.0; pull request 36787"),
         Reading(engine="vllm", versions="<0.18", scale="none", source="0.17.1"),
-        Reading(engine="sglang", versions="==0.5.9", scale="none", source="0.5.9"),
+        SGLANG_SCALES,
         llama_cpp,
         GENAI,
     )
@@ -36,8 +36,8 @@ def _consumers(llama_cpp: Reading) -> tuple[Reading, ...]:
 
 _GEMMA3_CONSUMERS = (
     Reading(engine=TRANSFORMERS, versions=">=4.57", scale="applied", source="4.57.1, 5.4.0 and 5.24.0"),
-    Reading(engine="vllm", versions=">=0.17", scale="applied", source="0.17.1 and 0.18.0"),
-    Reading(engine="sglang", versions="==0.5.9", scale="applied", source="0.5.9"),
+    Reading(engine="vllm", versions=">=0.17", scale="applied", source="0.17.1, 0.18.0 and 0.33.0"),
+    SGLANG_TAKES_SCALED,
     Reading(engine="llama.cpp", versions="569a009", scale="applied", source="src/models/gemma3.cpp"),
     GENAI,
     _OPENVINO,

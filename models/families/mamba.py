@@ -24,8 +24,7 @@ MAMBA: dict[str, Family] = {
         Rotary(heads=32),
         (
             Reading(engine=TRANSFORMERS, versions=f"=={READ_VERSION}", scale="applied", source=READ_VERSION),
-            Reading(engine="vllm", versions=">=0.17", scale="none", source="0.17.1 and 0.18.0"),
-            Reading(engine="sglang", versions="==0.5.9", scale="none", source="0.5.9"),
+            Reading(engine="vllm", versions=">=0.17", scale="none", source="0.17.1, 0.18.0 and 0.33.0"),
         ),
         lookup=2,
     ),

@@ -36,3 +36,5 @@ GENAI = Reading(
     scale="applied",
     source="src/python/py/models/builders/base.py: exclude_embeds leaves the scale out with the table",
 )
+SGLANG_SCALES = Reading(engine="sglang", versions=">=0.5.9", scale="none", source="0.5.9 and 0.5.23")
+SGLANG_TAKES_SCALED = Reading(engine="sglang", versions=">=0.5.9", scale="applied", source="0.5.9 and 0.5.23")
