@@ -12,7 +12,7 @@ from preblock.export.errors import ExportError
 from preblock.export.publication import check_name
 from preblock.models.checkpoints.family_lookup import family_of, is_stem, known
 from preblock.models.checkpoints.other_names import describe_model_folder, describe_other_weights
-from preblock.models.checkpoints.static_families import CONFIG, MODULES, SETTINGS, find_static
+from preblock.models.checkpoints.static_reader import CONFIG, MODULES, SETTINGS, find_static
 from preblock.models.checkpoints.weight_files import CheckpointError, read_json
 from preblock.models.frontend_file import DESCRIPTION, INDEX
 from preblock.models.presets import PRESETS

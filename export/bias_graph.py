@@ -14,9 +14,15 @@ import onnx
 from numpy.typing import NDArray
 
 from preblock.export.graph_builder import IR_VERSION, OPSET, label, save_graph
-from preblock.models.frequencies import alibi_slopes, relative_frequencies, t5_borders
 from preblock.models.frontend_data import FrontEndData
-from preblock.models.modules.bias import AlibiConfig, RelativeSinusoidConfig, T5Config
+from preblock.models.modules.bias import (
+    AlibiConfig,
+    RelativeSinusoidConfig,
+    T5Config,
+    alibi_slopes,
+    relative_frequencies,
+    t5_borders,
+)
 from preblock.service.artifacts.names import BIAS_GRAPH
 
 Array = NDArray[Any]

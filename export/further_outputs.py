@@ -10,9 +10,8 @@ import numpy as np
 
 from preblock.export.graph_builder import Array, GraphBuilder
 from preblock.models.config import FrontEndConfig
-from preblock.models.frequencies import rotary_frequencies
 from preblock.models.modules.ngram_config import NgramConfig
-from preblock.models.modules.rotary_config import attention_factor
+from preblock.models.modules.rotary_config import attention_factor, rotary_frequencies
 from preblock.models.modules.rotary_output import RotaryOutput
 
 

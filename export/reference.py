@@ -17,12 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.models.config import FrontEndConfig
-from preblock.models.frequencies import alibi_slopes, relative_frequencies, rotary_frequencies, t5_borders
 from preblock.models.frontend_data import FrontEndData
-from preblock.models.modules.bias import AlibiConfig, RelativeSinusoidConfig, T5Config
+from preblock.models.modules.bias import (
+    AlibiConfig,
+    RelativeSinusoidConfig,
+    T5Config,
+    alibi_slopes,
+    relative_frequencies,
+    t5_borders,
+)
 from preblock.models.modules.ngram_config import NGRAMS, ROW_IDS, NgramConfig
 from preblock.models.modules.per_layer_config import INPUTS, TOKEN_INPUTS
-from preblock.models.modules.rotary_config import attention_factor
+from preblock.models.modules.rotary_config import attention_factor, rotary_frequencies
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.signature import Signature
 from preblock.models.sinusoid_tables import exact_sinusoids, library_table

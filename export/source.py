@@ -15,8 +15,13 @@ from preblock.export.referenced_tables import ReferencedTables, reference_tables
 from preblock.export.tokenizer_conflicts import find_conflicts
 from preblock.models.checkpoints.consumers import inputs_beside
 from preblock.models.checkpoints.reader import files_needed, find_ngram_tables, read_frontend
-from preblock.models.checkpoints.static_families import CONFIG, StaticLayout, find_static
-from preblock.models.checkpoints.static_reader import read_static, static_files_needed
+from preblock.models.checkpoints.static_reader import (
+    CONFIG,
+    StaticLayout,
+    find_static,
+    read_static,
+    static_files_needed,
+)
 from preblock.models.checkpoints.token_table import keep_tokens
 from preblock.models.checkpoints.toml_config import files_described, read_description
 from preblock.models.checkpoints.weight_files import (

@@ -56,42 +56,38 @@ __all__ = [
     "rotate",
 ]
 
-_MODULES = {
-    "AlibiBias": "modules.alibi",
-    "AudioConfig": "modules.stems",
-    "AudioStem": "modules.stems",
-    "BertEmbeddings": "embeddings",
-    "FactorisedGridEncoding": "modules.grid",
-    "FrontEnd": "frontend",
-    "FrontEndConfig": "config",
-    "GPT2Embeddings": "embeddings",
-    "GridEmbedding": "embeddings",
-    "HierarchicalEmbedding": "embeddings",
-    "HierarchicalPositionalEncoding": "modules.hierarchical_positions",
-    "HybridEmbedding": "embeddings",
-    "HybridPositionalEncoding": "modules.hybrid_positions",
-    "LearnedGridEncoding": "modules.grid",
-    "LearnedPositionalEncoding": "modules.positions",
-    "PatchConfig": "modules.stems",
-    "PatchStem": "modules.stems",
-    "RelativeSinusoid": "modules.relative_positions",
-    "RotaryConfig": "modules.rotary_config",
-    "RotaryEmbedding": "modules.rotary_embedding",
-    "SinusoidalGridEncoding": "modules.grid",
-    "SinusoidalPositionalEncoding": "modules.positions",
-    "T5RelativeBias": "modules.relative_positions",
-    "TokenEmbedding": "modules.tokens",
-    "TransformerEmbedding": "embeddings",
-    "rotate": "modules.rotary_embedding",
+_NAMES = {
+    "config": ("FrontEndConfig",),
+    "embeddings": (
+        "BertEmbeddings",
+        "GPT2Embeddings",
+        "GridEmbedding",
+        "HierarchicalEmbedding",
+        "HybridEmbedding",
+        "TransformerEmbedding",
+    ),
+    "frontend": ("FrontEnd",),
+    "modules.alibi": ("AlibiBias",),
+    "modules.grid": ("FactorisedGridEncoding", "LearnedGridEncoding", "SinusoidalGridEncoding"),
+    "modules.hierarchical_positions": ("HierarchicalPositionalEncoding",),
+    "modules.hybrid_positions": ("HybridPositionalEncoding",),
+    "modules.positions": ("LearnedPositionalEncoding", "SinusoidalPositionalEncoding"),
+    "modules.relative_positions": ("RelativeSinusoid", "T5RelativeBias"),
+    "modules.rotary_config": ("RotaryConfig",),
+    "modules.rotary_embedding": ("RotaryEmbedding", "rotate"),
+    "modules.stems": ("AudioConfig", "AudioStem", "PatchConfig", "PatchStem"),
+    "modules.tokens": ("TokenEmbedding",),
 }
+"""Module -> its public names."""
 
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         """Import a class on first use: `import preblock.models.steps` imports no unused torch module."""
-        if name not in _MODULES:
+        module = next((module for module, names in _NAMES.items() if name in names), None)
+        if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if name not in ("FrontEndConfig", "RotaryConfig"):  # plain values
             import_torch(f"preblock.models.{name}")
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return getattr(import_module(f"{__name__}.{module}"), name)

@@ -7,9 +7,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from preblock.models.config import FrontEndConfig
-from preblock.models.frequencies import rotary_frequencies
 from preblock.models.modules.bias import T5Config
-from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.rotary_config import RotaryConfig, rotary_frequencies
 from preblock.models.modules.signature import Signature
 from preblock.models.sinusoid_tables import RECIPES, check_recipe
 from preblock.models.steps import Levels, Positions, Project, Segments, Step, Tokens, Weights, names_of, parameters

@@ -185,7 +185,7 @@ def test_tests_of_service_and_client_need_no_torch() -> None:
 
 
 def test_front_ends_as_data_need_no_torch() -> None:
-    names = ("config", "frontend_data", "frequencies", "presets", "sinusoid_tables")
+    names = ("config", "families", "frontend_data", "presets", "sinusoid_tables")
     imports = ", ".join(f"preblock.models.{name}" for name in names)
     script = f"import sys, {imports}; print({{'torch', 'transformers'}} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)

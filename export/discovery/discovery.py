@@ -166,13 +166,11 @@ def _read(folder: Path, name: str, found: FoundSteps, count_bytes: ByteCount, wi
             for step in sized
         )
         tensors["positions.weight"] = computed.detach().numpy()
-    positions = next((step for step in sized if isinstance(step, Positions)), None)
-    limit = limit_of(positions) if positions else found.max_len
     try:
         config = FrontEndConfig(
             family=name,
             steps=sized,
-            max_len=limit,
+            max_len=limit_of(sized, found.max_len),
             padding_idx=found.padding,
             lookup=found.lookup,
             consumer_scales=found.consumer_scales,

@@ -8,11 +8,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from preblock.models.checkpoints.families import FAMILIES
-from preblock.models.checkpoints.family import WHOLE, Config, Family
-from preblock.models.checkpoints.static_families import STATICS
-from preblock.models.checkpoints.stem_families import STEMS
 from preblock.models.checkpoints.weight_files import CheckpointError, read_json
+from preblock.models.families import FAMILIES, STEMS
+from preblock.models.families.family import WHOLE, Family
+from preblock.models.families.published_config import Config
+from preblock.models.families.static import STATICS
 
 
 def sides_of(model_type: str) -> list[str]:
@@ -87,10 +87,21 @@ def family_of(config: Mapping[str, Any], side: str | None = None, segments: bool
         raise CheckpointError(f"--segments is only for {allowed}, whose segments are token ids; the model is {name!r}")
     values = section_of(config, family.sections)
     for key, understood in family.only.items():
-        if values.get(key) is not None and values[key] not in understood:
+        value = _find(values, key)
+        if value is not None and value not in understood:
             allowed = " or ".join(map(repr, understood))
-            raise CheckpointError(f"config.json: {key} is {values[key]!r}, understood is {allowed}")
-    return name, family
+            raise CheckpointError(f"config.json: {key} is {value!r}, understood is {allowed}")
+    return name, family.parts.get(str(values.get("model_type")), family)
+
+
+def _find(values: Mapping[str, Any], key: str) -> Any:
+    name, _, rest = key.partition(".")
+    value = values.get(name)
+    if not rest or value is None:
+        return value
+    if not isinstance(value, dict):
+        raise CheckpointError(f"config.json: {name} is {value!r}, understood is an object")
+    return _find(value, rest)
 
 
 def section_of(document: Mapping[str, Any], sections: Sequence[str]) -> Mapping[str, Any]:

@@ -8,14 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.models.checkpoints.bias_families import bias_of
-from preblock.models.checkpoints.family import ALL, Config, Family
 from preblock.models.checkpoints.family_lookup import family_of, section_of
 from preblock.models.checkpoints.ngram_tensors import TableTensor, locate_ngram_tables
-from preblock.models.checkpoints.rotary_families import find_rotary
 from preblock.models.checkpoints.rotary_reader import MissingLengthError, as_stored, read_rotary
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
-from preblock.models.checkpoints.tied_tables import with_tied
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
     WeightFile,
@@ -25,6 +21,8 @@ from preblock.models.checkpoints.weight_files import (
     read_config,
 )
 from preblock.models.config import FrontEndConfig
+from preblock.models.families.family import ALL, Family
+from preblock.models.families.published_config import Config
 from preblock.models.frontend_data import Array, FrontEndData
 from preblock.models.frontend_file import STORED_TYPES
 from preblock.models.modules.bias import BiasConfig, T5Config
@@ -91,7 +89,7 @@ def read_frontend(
         _zero(tensors, family.zeroed(Config(values)))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
-    config = _with_rotary(config, folder, family.prefix, values, rotary_length)
+    config = _with_rotary(config, folder, family, values, rotary_length)
     try:
         config = replace(config, arithmetic=stored if arithmetic == "source" else "float32", bias=bias)
         return FrontEndData(config, tensors).check()
@@ -117,8 +115,8 @@ def files_needed(folder: Path, side: str | None = None, segments: bool = False) 
         CheckpointError: as `read_frontend`.
 
     """
-    name, family, document, template, bias, per_layer, ngrams = _read_config(folder, side, segments)
-    rotary = find_rotary(name, section_of(document, family.sections))
+    _, family, document, template, bias, per_layer, ngrams = _read_config(folder, side, segments)
+    rotary = family.rotary_of(section_of(document, family.sections))
     companions = [bias.weight] if isinstance(bias, T5Config) else []
     companions += [rotary.tensors] if rotary else []
     companions += per_layer.weights if per_layer else []
@@ -135,8 +133,9 @@ def _read_config(
     values = section_of(document, family.sections)
     config = Config(values, segments)
     try:
-        further = bias_of(name, values), family.per_layer(config), family.ngrams(config)
-        return name, family, document, with_tied(family.steps(config), name, Config(document)), *further
+        bias = family.bias(Config(values)) if family.bias else None
+        further = bias, family.per_layer(config), family.ngrams(config)
+        return name, family, document, family.with_head(family.steps(config), Config(document)), *further
     except TypeError as error:
         if config.missing:
             raise CheckpointError(f"config.json: {config.missing[-1]} is missing; {name!r} needs it") from error
@@ -146,10 +145,10 @@ def _read_config(
 
 
 def _with_rotary(
-    config: FrontEndConfig, folder: Path, prefix: str, values: Mapping[str, Any], length: int | None
+    config: FrontEndConfig, folder: Path, family: Family, values: Mapping[str, Any], length: int | None
 ) -> FrontEndConfig:
     """Return `config` with the rotary outputs of its family, or with the reason for their absence."""
-    row = find_rotary(config.family, values)
+    row = family.rotary_of(values)
     refused = None
     if row is None:
         refused = f"{config.family!r} here has no rotary positions"
@@ -166,7 +165,7 @@ def _with_rotary(
         raise CheckpointError(f"--rotary-length: {refused}; leave the option out")
     if row is None:
         return config
-    tensor = _read_tensor(folder, prefix, row.tensors)
+    tensor = _read_tensor(folder, family.prefix, row.tensors)
     if tensor is not None:
         try:
             stored = [as_stored(output, tensor) for output in outputs]
@@ -191,12 +190,10 @@ def _configure(
     name: str, family: Family, values: Mapping[str, Any], steps: tuple[Step, ...], refused: tuple[int, ...]
 ) -> FrontEndConfig:
     config = Config(values)
-    positions = next((step for step in steps if isinstance(step, Positions)), None)
-    max_len = limit_of(positions) if positions else family.longest_input(config)
     frontend = FrontEndConfig(
         family=name,
         steps=steps,
-        max_len=max_len,
+        max_len=limit_of(steps, family.longest_input(config)),
         padding_idx=_padding(config("pad_token_id", family.padding), steps),
         refused_ids=refused,
         lookup=len(steps) if family.lookup(config) == ALL else family.lookup(config),
@@ -225,9 +222,9 @@ def _padding(stated: Any, steps: tuple[Step, ...]) -> Any:
     return stated if counted or (type(stated) is int and 0 <= stated < rows) else None
 
 
-def limit_of(positions: Positions | None) -> int | None:
-    """Return the largest max_len allowed by the positions; None without positions."""
-    return positions.limit if positions else None
+def limit_of(steps: Sequence[Step], otherwise: Any = None) -> Any:
+    """Return the largest max_len allowed by the positions among `steps`; `otherwise` without positions."""
+    return next((step.limit for step in steps if isinstance(step, Positions)), otherwise)
 
 
 def _check_sizes(values: Mapping[str, Any], frontend: FrontEndConfig) -> None:

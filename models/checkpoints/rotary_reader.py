@@ -1,4 +1,4 @@
-"""Reads the rotary part of a `config.json` by the rotary table.
+"""Reads the rotary part of a `config.json` by the rotary part of its row.
 
 Letters: R rotary width, M maximum length.
 """
@@ -10,11 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.models.checkpoints.family import Config
-from preblock.models.checkpoints.layer_kinds import FULL, SLIDING
-from preblock.models.checkpoints.rotary_families import RotaryFamily
-from preblock.models.frequencies import rotary_frequencies
-from preblock.models.modules.rotary_config import MAX_WIDTH, SCALINGS, RotaryConfig, attention_factor, yarn_scale
+from preblock.models.families.layer_kinds import FULL, SLIDING
+from preblock.models.families.published_config import Config
+from preblock.models.families.rotary import Rotary
+from preblock.models.modules.rotary_config import (
+    MAX_WIDTH,
+    SCALINGS,
+    RotaryConfig,
+    attention_factor,
+    rotary_frequencies,
+    yarn_scale,
+)
 from preblock.models.modules.rotary_output import RotaryOutput
 
 OWN_NUMBERS = {"original_len", "length", "turning_pairs", "frequencies"}
@@ -29,7 +35,7 @@ ROUNDING = 2.0**-23
 
 
 def read_rotary(
-    row: RotaryFamily, values: Mapping[str, Any], width: int, longest: int, length: int | None = None
+    row: Rotary, values: Mapping[str, Any], width: int, longest: int, length: int | None = None
 ) -> tuple[RotaryOutput, ...]:
     """Translate the rotary part of a `config.json`, of transformers 5 (`rope_parameters`) or older.
 
@@ -58,7 +64,7 @@ def read_rotary(
     return tuple(outputs)
 
 
-def _sections(row: RotaryFamily, rope: dict[str, Any]) -> tuple[int, ...]:
+def _sections(row: Rotary, rope: dict[str, Any]) -> tuple[int, ...]:
     """Take the pairs of each axis out of `rope`; () for one axis."""
     if not row.sections:
         return ()
@@ -96,7 +102,7 @@ class MissingLengthError(ValueError):
     """The rope type depends on the length of the whole sequence, and none was given."""
 
 
-def _rope_parameters(row: RotaryFamily, values: Mapping[str, Any], used: list[str]) -> dict[str, dict[str, Any]]:
+def _rope_parameters(row: Rotary, values: Mapping[str, Any], used: list[str]) -> dict[str, dict[str, Any]]:
     """Return the values in the file for each rope in `used`, by the keys that the library reads."""
     new, old = (_mapping(key, values.get(key) or {}) for key in ("rope_parameters", "rope_scaling"))
     if not row.types:
@@ -129,7 +135,7 @@ def _mapping(key: str, value: Any) -> Mapping[str, Any]:
 
 
 def _read_one(
-    row: RotaryFamily,
+    row: Rotary,
     name: str,
     given: Mapping[str, Any],
     values: Mapping[str, Any],
@@ -190,7 +196,7 @@ def _add_scaled(scaling: str, rope: dict[str, Any], numbers: dict[str, Any], lon
             numbers.setdefault("attention_factor", above / below)
 
 
-def _rope_type(row: RotaryFamily, rope: dict[str, Any]) -> str:
+def _rope_type(row: Rotary, rope: dict[str, Any]) -> str:
     """Take the type out of `rope`; the older key counts where the other is missing."""
     old = rope.pop("type", None)
     stated = rope.pop("rope_type", "default" if old is None else old)
@@ -200,7 +206,7 @@ def _rope_type(row: RotaryFamily, rope: dict[str, Any]) -> str:
     return scaling
 
 
-def _original_length(row: RotaryFamily, name: str, rope: dict[str, Any], config: Config, longest: int) -> int:
+def _original_length(row: Rotary, name: str, rope: dict[str, Any], config: Config, longest: int) -> int:
     """Remove the length trained before the scaling from `rope`, and return it.
 
     A value beside `rope_parameters` takes precedence, unless these are per layer.
@@ -213,7 +219,7 @@ def _original_length(row: RotaryFamily, name: str, rope: dict[str, Any], config:
     return stated
 
 
-def _share(row: RotaryFamily, rope: dict[str, Any], config: Config, scaling: str) -> Any:
+def _share(row: Rotary, rope: dict[str, Any], config: Config, scaling: str) -> Any:
     key, default = row.share or ("partial_rotary_factor", 1.0)
     outside = default(config) if callable(default) else default
     if key is not None:
@@ -229,7 +235,7 @@ def _share(row: RotaryFamily, rope: dict[str, Any], config: Config, scaling: str
     return share
 
 
-def _rotary_width(row: RotaryFamily, name: str, config: Config, width: int, share: float) -> int:
+def _rotary_width(row: Rotary, name: str, config: Config, width: int, share: float) -> int:
     """Return the width of the rotary outputs: a `share` of the columns of a head, unless the file states it."""
     dim = _width(row.dim[0], config(*row.dim)) if row.dim else int(_head_dim(row, name, config, width) * share)
     if row.repeated and (stated := config(row.repeated, dim)) != dim:
@@ -245,7 +251,7 @@ def _turning_pairs(share: float, dim: int) -> int:
     return turning
 
 
-def _head_dim(row: RotaryFamily, name: str, config: Config, width: int) -> Any:
+def _head_dim(row: Rotary, name: str, config: Config, width: int) -> Any:
     if row.widths:
         return _width("head_dim", row.widths(config)[name])
     stated = config.nullable("head_dim", row.head_dim)

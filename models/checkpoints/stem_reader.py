@@ -3,23 +3,17 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from preblock.models.checkpoints.divided_tensors import check_whole
-from preblock.models.checkpoints.family import Config
 from preblock.models.checkpoints.family_lookup import row_name, section_of
 from preblock.models.checkpoints.other_names import describe_other_name
-from preblock.models.checkpoints.stem_families import STEMS, StemFamily
-from preblock.models.checkpoints.weight_files import (
-    CheckpointError,
-    WeightFile,
-    files_of_keys,
-    is_sharded,
-    one_line,
-    read_config,
-)
+from preblock.models.checkpoints.step_tensors import TensorReader
+from preblock.models.checkpoints.weight_files import CheckpointError, files_of_keys, is_sharded, one_line, read_config
+from preblock.models.families import STEMS
+from preblock.models.families.family import StemFamily
+from preblock.models.families.published_config import Config
 from preblock.models.frontend_file import WEIGHTS
 from preblock.models.modules.stems import Stem, StemConfig, from_tensors, without_storage
 from preblock.models.torch_arrays import tensor_of
@@ -79,19 +73,11 @@ def _read_tensors(folder: Path, family: StemFamily, shapes: Mapping[str, torch.S
 
     A file may hold tables with an axis of the batch before them, of one element.
     """
-    files = files_of_keys(folder)
-    prefix = _prefix(folder, family, files)
+    reader = TensorReader(folder, files_of_keys(folder))
+    prefix = _prefix(folder, family, reader.files)
     tensors: dict[str, Tensor] = {}
-    opened: dict[Path, WeightFile] = {}
     for name, shape in shapes.items():
-        key = prefix + family.keys[name]
-        check_whole(folder, files, key)
-        if key not in files:
-            raise CheckpointError(f"{folder}: no tensor {key}")
-        file = files[key]
-        if file not in opened:
-            opened[file] = WeightFile(file)
-        tensor = opened[file].get(key).astype(np.float32, copy=False)
+        tensor = reader.require((prefix + family.keys[name],))
         while tensor.ndim > len(shape) and tensor.shape[0] == 1:
             tensor = tensor[0]
         tensors[name] = tensor_of(tensor)

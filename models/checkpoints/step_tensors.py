@@ -1,7 +1,7 @@
 """The tensors of a list of steps, read from safetensors files."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def read_tensors(
     known = {*known, *(key for keys in (*_keys_of(steps), *tables) for key in keys)}
     tensors: dict[str, Array] = {}
     sized: list[Step] = []
-    reader = _TensorReader(folder, files, prefix, known, count_bytes, widen)
+    reader = TensorReader(folder, files, prefix, known, count_bytes, widen)
     for name, step in zip(names_of(tuple(steps)), steps, strict=True):
         own = reader.read_step(name, step)
         tensors |= {f"{name}.{parameter}": tensor for parameter, tensor in own.items()}
@@ -75,7 +75,8 @@ def read_tensors(
     return tuple(sized), tensors, reader.first_dtype
 
 
-class _TensorReader:
+@dataclass
+class TensorReader:
     """Reads tensors of a checkpoint by their names; the header of each file is read once.
 
     Args:
@@ -85,23 +86,19 @@ class _TensorReader:
         known: keys of the front-end: none is a part of another.
         count_bytes: as in `read_frontend`.
         widen: as in `read_frontend`.
+        first_dtype: name of the stored type of the first tensor; None before it is read.
 
     """
 
+    folder: Path
+    files: Mapping[str, Path]
+    prefix: str = ""
+    known: Collection[str] = ()
+    count_bytes: ByteCount = lambda _: None
+    widen: bool = True
     first_dtype: str | None = None
-    """Name of the stored type of the first tensor."""
 
-    def __init__(
-        self,
-        folder: Path,
-        files: Mapping[str, Path],
-        prefix: str,
-        known: Collection[str],
-        count_bytes: ByteCount,
-        widen: bool,
-    ) -> None:
-        self._folder, self._files, self._prefix, self._known = folder, files, prefix, known
-        self._count_bytes, self._widen = count_bytes, widen
+    def __post_init__(self) -> None:
         self._opened: dict[Path, WeightFile] = {}
 
     def read_step(self, name: str, step: Step) -> dict[str, Array]:
@@ -130,26 +127,26 @@ class _TensorReader:
             CheckpointError: the file or the tensor is broken, or its values are divided among several tensors.
 
         """
-        key = find_whole(self._folder, self._files, self._prefix, keys, self._known)
+        key = find_whole(self.folder, self.files, self.prefix, keys, self.known)
         if key is None:
             return None
-        file = self._files[key]
+        file = self.files[key]
         if file not in self._opened:
             self._opened[file] = WeightFile(file)
         tensor = self._opened[file].get(key)
         if not tensor.ndim or (table and tensor.ndim != 2):
             expected = "[rows, width]" if table else "at least one dimension"
             raise CheckpointError(
-                f"{self._folder}: tensor {key} has the shape {list(tensor.shape)}, expected {expected}"
+                f"{self.folder}: tensor {key} has the shape {list(tensor.shape)}, expected {expected}"
             )
         self.first_dtype = self.first_dtype or tensor.dtype.name
-        if tensor.dtype == np.float32 or (table and not self._widen and tensor.size > PART):
+        if tensor.dtype == np.float32 or (table and not self.widen and tensor.size > PART):
             return tensor
-        return _convert(self._opened[file], key, tensor, self._count_bytes)
+        return _convert(self._opened[file], key, tensor, self.count_bytes)
 
     def _missing(self, keys: Keys, parameter: str = "") -> CheckpointError:
-        missing = _in_words(self._prefix, keys) or f"is named by {parameter}"
-        return CheckpointError(f"{self._folder}: no tensor {missing}")
+        missing = _in_words(self.prefix, keys) or f"is named by {parameter}"
+        return CheckpointError(f"{self.folder}: no tensor {missing}")
 
 
 def files_of_steps(

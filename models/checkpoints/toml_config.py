@@ -37,7 +37,7 @@ from preblock.models.frontend_data import FrontEndData
 from preblock.models.frontend_file import DESCRIPTION
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.step_documents import from_document
-from preblock.models.steps import Positions, Step
+from preblock.models.steps import Step
 
 FURTHER = ("steps", "rotary", "no_rotary", "bias", "per_layer", "ngrams", "streams", "copies")
 """Fields of `FrontEndConfig` read apart from the plain values."""
@@ -61,8 +61,7 @@ def read_description(folder: Path, count_bytes: ByteCount = lambda *_: None, wid
             if name not in known:
                 raise ValueError(f"{name} is not known, expected are {', '.join([*known, 'steps', 'rotary'])}")
         sized, tensors, _ = read_tensors(folder, steps, count_bytes=count_bytes, widen=widen)
-        positions = next((step for step in sized if isinstance(step, Positions)), None)
-        values = {"family": "custom", "max_len": limit_of(positions), **document}
+        values = {"family": "custom", "max_len": limit_of(sized), **document}
         refused = values.get("refused_ids", [])
         if not isinstance(refused, list):
             raise ValueError(f"refused_ids: got {refused!r}, expected a list of token ids")

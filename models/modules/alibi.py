@@ -6,8 +6,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from preblock.models.frequencies import alibi_slopes
-from preblock.models.modules.bias import AlibiConfig
+from preblock.models.modules.bias import AlibiConfig, alibi_slopes
 from preblock.models.modules.relative_positions import check_lengths, relative_positions
 
 
@@ -30,7 +29,7 @@ class AlibiBias(nn.Module):
         heads: H; any count.
         anchor: origin of distances: the "query", the "first" key, or the "last" key; default the query, as in the
             paper.
-        recipe: a key of `preblock.models.frequencies.SLOPES`; default "exact".
+        recipe: a key of `preblock.models.modules.bias.SLOPES`; default "exact".
         arithmetic: "bfloat16" rounds slopes, distances and their product to it; default "float32".
         divisor: divisor of the product; default 1.
 

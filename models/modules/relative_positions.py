@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from preblock.models.frequencies import relative_frequencies, t5_borders
-from preblock.models.modules.bias import T5Config
+from preblock.models.modules.bias import T5Config, relative_frequencies, t5_borders
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser, initialise_
 
 

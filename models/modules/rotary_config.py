@@ -1,4 +1,7 @@
-"""Rotary angles as plain values.
+"""Rotary angles as plain values, and their frequencies, with the bits of PyTorch, from NumPy alone.
+
+PyTorch and transformers compute them in float32, and one unit of a frequency changes cosines at far positions. So the
+order and the type of each step follow the published code.
 
 Letters: R rotary width (the rotated part of a head).
 """
@@ -6,7 +9,14 @@ Letters: R rotary width (the rotated part of a head).
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.models.float32_powers import powers
+
+Frequencies = NDArray[Any]
 
 MAX_WIDTH = 2**16
 """Largest R: a hundred times the widest known head. The frequencies of a wider one would fill the memory."""
@@ -106,22 +116,75 @@ class RotaryConfig:
             raise ValueError(f"{name}: got {value}, expected more than 0 with scaling {self.scaling!r}")
 
 
-def _one(_: RotaryConfig) -> float:
-    return 1.0
+def _wavelengths(config: RotaryConfig, theta: float | None = None, pairs: int | None = None) -> Frequencies:
+    """Return the wavelengths of the first `pairs` pairs, default all, over 2 pi."""
+    base = config.theta if theta is None else theta
+    exponents: Frequencies = (np.arange(0, config.dim, 2, dtype=config.angles) / config.dim)[:pairs]
+    if config.angles == "float32":
+        return powers(base, exponents)
+    return np.array([base**exponent for exponent in exponents.tolist()])
 
 
-def _yarn_attention(config: RotaryConfig) -> float:
-    if config.attention_factor is not None:
-        return config.attention_factor
-    return yarn_scale(config.factor, 1.0)
+def _default(config: RotaryConfig) -> Frequencies:
+    return 1 / _wavelengths(config)
 
 
-def _longrope_attention(config: RotaryConfig) -> float:
-    if config.attention_factor is not None:
-        return config.attention_factor
-    if config.factor <= 1:
-        return 1.0
-    return math.sqrt(1 + math.log(config.factor) / math.log(config.original_len))
+def _linear(config: RotaryConfig) -> Frequencies:
+    return _default(config) / config.factor
+
+
+def _dynamic(config: RotaryConfig) -> Frequencies:
+    if config.length <= config.original_len:
+        return _default(config)
+    # In float32, but for the power: it is rounded once.
+    stretched = np.float32(config.length) * np.float32(config.factor) / np.float32(config.original_len)
+    stretched -= np.float32(config.factor - 1)
+    grown = np.float32(float(stretched) ** (config.dim / (config.dim - 2)))
+    return 1 / _wavelengths(config, float(np.float32(config.theta) * grown))
+
+
+def _yarn(config: RotaryConfig) -> Frequencies:
+    def pair_that_turns(times: float) -> float:
+        rest = math.log(config.original_len / (times * 2 * math.pi))
+        return config.dim * rest / (2 * math.log(config.theta))
+
+    low, high = pair_that_turns(config.beta_fast), pair_that_turns(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.dim - 1)
+    if low == high:
+        high += 0.001
+    wavelengths = _wavelengths(config)
+    ramp = (np.arange(config.dim // 2, dtype=np.float32) - low) / (high - low)
+    kept = 1 - ramp.clip(0, 1)
+    blended: Frequencies = 1 / (config.factor * wavelengths) * (1 - kept) + 1 / wavelengths * kept
+    return blended
+
+
+def _llama3(config: RotaryConfig) -> Frequencies:
+    frequencies = _default(config)
+    # PyTorch divides a number by a tensor as its product with the reciprocals.
+    wavelengths = 1 / frequencies * (2 * math.pi)
+    low, high = config.low_freq_factor, config.high_freq_factor
+    share = (1 / wavelengths * config.original_len - low) / (high - low)
+    blended = (1 - share) * frequencies / config.factor + share * frequencies
+    scaled = np.where(wavelengths > config.original_len / low, frequencies / config.factor, blended)
+    return np.where(wavelengths < config.original_len / high, frequencies, scaled)
+
+
+def _longrope(config: RotaryConfig) -> Frequencies:
+    factors = config.long_factor if config.length > config.original_len else config.short_factor
+    divisors: Frequencies = np.array(factors, dtype=np.float32) * _wavelengths(config)
+    return 1 / divisors
+
+
+def _proportional(config: RotaryConfig) -> Frequencies:
+    turning = 1 / _wavelengths(config, pairs=config.turning_pairs) / config.factor
+    return np.concatenate((turning, np.zeros(config.dim // 2 - config.turning_pairs, dtype=turning.dtype)))
+
+
+def _given(config: RotaryConfig) -> Frequencies:
+    return np.array(config.frequencies, dtype=config.angles)
 
 
 def yarn_scale(factor: float, weight: float) -> float:
@@ -130,30 +193,24 @@ def yarn_scale(factor: float, weight: float) -> float:
 
 
 class Scaling(NamedTuple):
-    """One row: the factor on cos and sin, and the numbers it uses; `frequencies.py` has the frequencies."""
+    """One row: the frequencies, and the numbers that they use."""
 
-    attention_factor: Callable[[RotaryConfig], float]
+    frequencies: Callable[[RotaryConfig], Frequencies]
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
 
 
 SCALINGS = {
-    "default": Scaling(_one),
-    "linear": Scaling(_one, ("factor",)),
-    "dynamic": Scaling(_one, ("factor", "original_len", "length")),
-    "yarn": Scaling(
-        _yarn_attention,
-        ("factor", "original_len", "beta_fast", "beta_slow"),
-        ("attention_factor", "truncate"),
-    ),
-    "llama3": Scaling(_one, ("factor", "original_len", "low_freq_factor", "high_freq_factor")),
+    "default": Scaling(_default),
+    "linear": Scaling(_linear, ("factor",)),
+    "dynamic": Scaling(_dynamic, ("factor", "original_len", "length")),
+    "yarn": Scaling(_yarn, ("factor", "original_len", "beta_fast", "beta_slow"), ("attention_factor", "truncate")),
+    "llama3": Scaling(_llama3, ("factor", "original_len", "low_freq_factor", "high_freq_factor")),
     "longrope": Scaling(
-        _longrope_attention,
-        ("factor", "original_len", "length", "short_factor", "long_factor"),
-        ("attention_factor",),
+        _longrope, ("factor", "original_len", "length", "short_factor", "long_factor"), ("attention_factor",)
     ),
-    "proportional": Scaling(_one, ("factor", "turning_pairs")),
-    "given": Scaling(_one, ("frequencies",)),
+    "proportional": Scaling(_proportional, ("factor", "turning_pairs")),
+    "given": Scaling(_given, ("frequencies",)),
 }
 """Scalings for longer inputs than in pretraining: none (Su et al. 2021); linear (Chen et al. 2023); dynamic
 NTK (bloc97 and emozilla 2023); yarn (Peng et al. 2023); llama3 (Dubey et al. 2024); longrope (Ding et al. 2024);
@@ -163,4 +220,17 @@ proportional, where the first pairs turn alone (Gemma 4, transformers 5.24).
 
 def attention_factor(config: RotaryConfig) -> float:
     """Return the factor on cosines and sines."""
-    return SCALINGS[config.scaling].attention_factor(config)
+    if config.attention_factor is not None:
+        return config.attention_factor
+    if config.scaling == "yarn":
+        return yarn_scale(config.factor, 1.0)
+    if config.scaling == "longrope" and config.factor > 1:
+        return math.sqrt(1 + math.log(config.factor) / math.log(config.original_len))
+    return 1.0
+
+
+def rotary_frequencies(config: RotaryConfig) -> Frequencies:
+    """Return the R/2 frequencies in radians per position, in the type `config.angles`."""
+    # Infinite wavelengths and ratios belong to the published formulas.
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        return SCALINGS[config.scaling].frequencies(config)

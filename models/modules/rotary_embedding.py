@@ -9,9 +9,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from preblock.models.frequencies import rotary_frequencies
 from preblock.models.modules.positions import check_position_ids, positions_of
-from preblock.models.modules.rotary_config import RotaryConfig, attention_factor
+from preblock.models.modules.rotary_config import RotaryConfig, attention_factor, rotary_frequencies
 
 
 class RotaryEmbedding(nn.Module):

@@ -18,19 +18,16 @@ def families() -> None:
       preblock families
     """
     require(*EXTRAS["families"])
-    from preblock.models.checkpoints.bias_families import BIASES
-    from preblock.models.checkpoints.families import FAMILIES
     from preblock.models.checkpoints.family_lookup import default_kinds
-    from preblock.models.checkpoints.rotary_families import ROTARY
-    from preblock.models.checkpoints.static_families import STATICS
-    from preblock.models.checkpoints.stem_families import STEMS
+    from preblock.models.families import FAMILIES, STEMS
+    from preblock.models.families.static import STATICS
     from preblock.models.presets import PRESETS
 
     click.echo(f"Presets with random weights, to try without a checkpoint: {', '.join(PRESETS)}\n")
     rows = []
     for name, family in FAMILIES.items():
         model_type, _, side = name.partition("/")
-        outputs = [kind for kind, table_ in (("rotary", ROTARY), ("bias", BIASES)) if name in table_]
+        outputs = [kind for kind in ("rotary", "bias") if getattr(family, kind)]
         optional = ["(--segments)"] if family.segments else []
         rows.append((model_type, side, " ".join([*default_kinds(family), *optional]), ", ".join(outputs)))
     rows += [(name, "", "tokens weights (sentence embeddings)", "") for name in STATICS]

@@ -26,9 +26,9 @@ from preblock.export.discovery.errors import DiscoveryError
 from preblock.export.discovery.library import SILENT, library_version
 from preblock.export.discovery.model import BlockInput, CapturedInput, find_part, is_block_list, sides_of
 from preblock.export.parity import allowed_ulp, difference
-from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.families import FAMILIES
 from preblock.models.frontend import FrontEnd
 from tests.families import tiny_models
 from tests.families.coverage_page import Coverage, write_document

@@ -5,8 +5,7 @@ from typing import Any
 
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from preblock.models.checkpoints.rotary_families import ROTARY
-from preblock.models.checkpoints.token_families import TOKEN_DECODERS
+from preblock.models.families import FAMILIES
 from tests.families import gemma3n
 from tests.families.tiny_models import EQUAL_HEADS, HALF_ROPE, MULTIMODAL_ROPE, SMALL_SIZES, small_config
 
@@ -62,7 +61,7 @@ def token_decoder(name: str) -> Published:
         str(MODEL_MAPPING_NAMES[name]),
         config | multiplier | rope | {"use_cache": False},
         "blocks.0" if name == "rwkv" else "layers.0",
-        "rotary_emb" if name in ROTARY else "",
+        "rotary_emb" if FAMILIES[name].rotary else "",
     )
 
 
@@ -83,9 +82,9 @@ VISION_LANGUAGE = (
     *("glm4v", "glm4v_moe", "glm46v", "glmga", "glm_ocr", "ernie4_5_vl_moe"),
 )
 """Models of texts and images, with positions of three axes."""
+GEMMA4 = ("gemma4", "gemma4_unified")
 THREE_AXES = {"glm4v_text": MULTIMODAL_ROPE, "glm4v_moe_text": HALF_ROPE, "glm_ocr_text": MULTIMODAL_ROPE}
 """Text parts with positions of three axes, and their tiny `rope_parameters`."""
-GEMMA4, DECODER_TYPES = ("gemma4", "gemma4_unified"), ("gemma4_text", "gemma4_unified_text", "qwen4_exp_text")
 _CLIP_VISION = {key: value for key, value in _ENCODER.items() if key != "vocab_size"} | {
     "image_size": 8,
     "patch_size": 4,
@@ -169,7 +168,6 @@ PUBLISHED: dict[str, Published] = {
     "gemma3n/text": Published("Gemma3nModel", gemma3n.WHOLE, "language_model.layers.0", f"language_model.{MODULE}"),
     **{f"{name}/text": _vision_language(name) for name in VISION_LANGUAGE},
     **{f"{name}/text": _vision_language(name) for name in (*GEMMA4, "qwen4_exp")},
-    **{name: token_decoder(name) for name in (*DECODER_TYPES, *TOKEN_DECODERS) if "/" not in name},
     **_sides("bart", "BartModel", _SEQUENCES),
     **_sides("mbart", "MBartModel", _SEQUENCES),
     **_sides("blenderbot", "BlenderbotModel", _SEQUENCES),
@@ -195,3 +193,4 @@ PUBLISHED: dict[str, Published] = {
     ),
     **_sides("t5", "T5Model", _T5, "block.0"),
 }
+PUBLISHED |= {name: token_decoder(name) for name in FAMILIES if "/" not in name and name not in PUBLISHED}

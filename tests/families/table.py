@@ -9,8 +9,8 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.config import FrontEndConfig
+from preblock.models.families import FAMILIES
 from preblock.service.artifacts.io import read
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import MANIFEST
@@ -22,7 +22,7 @@ from tests.support.paths import PREBLOCK, ROOT
 DOCUMENT = ROOT / "docs/parity.md"
 HEAD = """# Parity
 
-This page compares every family of `models/checkpoints/families.py` with transformers. For each family, transformers
+This page compares every family of `models/families/` with transformers. For each family, transformers
 saves a tiny random checkpoint, `preblock export` exports it, and a bare onnxruntime session runs the artifact. The
 reference is the input of the model's own first block.
 

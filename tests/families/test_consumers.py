@@ -13,7 +13,8 @@ from transformers import AutoModel
 
 from preblock.cli import app
 from preblock.export.exporter import ExportResult, export
-from preblock.models.checkpoints.consumers import CONSUMERS, READ_VERSION
+from preblock.models.checkpoints.consumers import CONSUMERS
+from preblock.models.families.readings import READ_VERSION
 from preblock.service.artifacts.manifest import Manifest, TokenEmbeddings
 from preblock.service.artifacts.names import GRAPH, TOKEN_GRAPHS
 from tests.families.library_models import TransformersModel, save

@@ -19,12 +19,10 @@ from preblock.export.parity import ROTARY_ULP
 from preblock.export.reference import NumpyReference
 from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import prove_artifact
-from preblock.models.checkpoints.families import FAMILIES
-from preblock.models.checkpoints.family import Config
 from preblock.models.checkpoints.family_lookup import section_of
 from preblock.models.checkpoints.reader import read_frontend
-from preblock.models.checkpoints.rotary_families import ROTARY
-from preblock.models.checkpoints.tied_tables import with_tied
+from preblock.models.families import FAMILIES
+from preblock.models.families.published_config import Config
 from preblock.models.frontend import FrontEnd
 from preblock.models.steps import Tokens
 from preblock.service.runtime.providers import CPU
@@ -92,7 +90,7 @@ def test_family_matches_transformers(row: Row, tmp_path: Path) -> None:
     for difference in compare(model, artifact, config):
         assert difference.max_ulp <= (0.0 if config.exact else 8.0), difference
 
-    assert bool(config.rotary) == bool(PUBLISHED[name].rotary) == (name in ROTARY and name != "esm")
+    assert bool(config.rotary) == bool(PUBLISHED[name].rotary) == (FAMILIES[name].rotary is not None and name != "esm")
     if config.rotary:
         for difference in compare_rotary(model, artifact):
             assert difference.max_ulp <= ROTARY_ULP, difference
@@ -176,8 +174,10 @@ def test_tied_names_and_default_match_transformers(name: str) -> None:
         document = {key: value for key, value in config.to_dict().items() if key != "tie_word_embeddings"} | stated
         steps = family.steps(Config(section_of(document, family.sections)))
         assert isinstance(steps[0], Tokens)
-        own = {prefix + key for prefix in ("", family.prefix) for key in steps[0].weight}
+        shared = "shared.weight" in steps[0].weight  # those rows name the tied tables themselves
+        untied = steps[0].weight[:2] if shared else steps[0].weight
+        own = {prefix + key for prefix in ("", family.prefix) for key in untied}
         tied = [target for target, source in model.all_tied_weights_keys.items() if source in own and target not in own]
-        tokens = with_tied(steps, name, Config(document))[0]
+        tokens = family.with_head(steps, Config(document))[0]
         assert isinstance(tokens, Tokens)
-        assert tokens.weight == (*steps[0].weight, *(key.removeprefix(family.prefix) for key in tied)), stated
+        assert tokens.weight == (*untied, *(key.removeprefix(family.prefix) for key in tied)), stated

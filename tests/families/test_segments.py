@@ -14,9 +14,9 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 from preblock.export.graph import write_graphs
 from preblock.export.parity import difference
-from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.families import FAMILIES
 from preblock.models.frontend import FrontEnd
 from tests.families.library_models import TransformersModel, model_class, save
 from tests.families.published_models import PUBLISHED, VOCABULARY, WIDTH

@@ -7,8 +7,8 @@ import pytest
 from preblock.export.exporter import export
 from preblock.export.stems.graph import allowed_ulp
 from preblock.export.verification import verify
-from preblock.models.checkpoints.stem_families import STEMS
 from preblock.models.checkpoints.stem_reader import read_stem, stem_files_needed
+from preblock.models.families import STEMS
 from tests.families.parity import compare_stem
 from tests.families.stems import MODELS, ROWS, save
 

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 import preblock
-from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.config import FrontEndConfig
+from preblock.models.families import FAMILIES
 from preblock.models.frontend import FrontEnd
 from tests.families.library_models import save
 from tests.support.environments import ENVIRONMENT, install

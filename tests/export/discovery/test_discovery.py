@@ -19,8 +19,8 @@ from preblock.export.discovery.refusals import explain
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
 from preblock.export.verification import verify
-from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.config import FrontEndConfig
+from preblock.models.families import FAMILIES
 from preblock.models.steps import RmsNorm
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.output_uses import describe_uses

@@ -11,11 +11,19 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
+from preblock.models.families import FAMILIES
+from preblock.models.families.rotary import Rotary
 from preblock.models.frontend import FrontEnd
 from tests.families.published_models import _ENCODER
 
+ROTARY = {name: row.rotary for name, row in FAMILIES.items() if row.rotary}
 TEXT_PARTS = {"glm46v/text": "glm4v_text", "glmga/text": "glm4v_text"}
 """Families with the text part of another type."""
+
+
+def rotary_of(family: str, values: dict[str, Any]) -> Rotary | None:
+    row = FAMILIES[family]
+    return row.parts.get(str(values.get("model_type")), row).rotary_of(values)
 
 
 def tiny(folder: Path, model: str, **values: Any) -> Any:

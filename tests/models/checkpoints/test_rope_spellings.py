@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from preblock.models.checkpoints.rotary_families import ROTARY, find_rotary
 from preblock.models.checkpoints.rotary_reader import read_rotary
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from tests.families.library_models import config_class, model_class
 from tests.families.published_models import PUBLISHED
-from tests.models.checkpoints.rotary_models import config_of
+from tests.models.checkpoints.rotary_models import ROTARY, config_of, rotary_of
 from tests.models.checkpoints.test_rotary_families import POSITIONS, library
 
 PLAIN, FULL, SLIDING = {"rope_type": "default"}, "full_attention", "sliding_attention"
@@ -65,7 +64,7 @@ WITH_AVX_512 = pytest.mark.skipif(
 def test_spelling_loads_with_angles_of_transformers(family: str) -> None:
     sizes = config_of(family, {})
     for name, values in SPELLINGS.items():
-        row = find_rotary(family, values)
+        row = rotary_of(family, values)
         assert row is not None
         try:
             expected = library(family, values)

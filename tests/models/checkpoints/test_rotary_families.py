@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, Glm46VConfig, Glm46VModel
 
 from preblock.models.checkpoints.reader import read_frontend
-from preblock.models.checkpoints.rotary_families import ROTARY, find_rotary
 from preblock.models.checkpoints.rotary_reader import read_rotary
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.frontend import FrontEnd
@@ -20,7 +19,7 @@ from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from preblock.models.modules.rotary_output import RotaryOutput
 from tests.families.library_models import in_our_form, save
 from tests.families.published_models import PUBLISHED, token_decoder
-from tests.models.checkpoints.rotary_models import TEXT_PARTS, config_of, modeling_of, outputs_of
+from tests.models.checkpoints.rotary_models import ROTARY, TEXT_PARTS, config_of, modeling_of, outputs_of, rotary_of
 from tests.models.rejections import rejection
 
 POSITIONS = torch.cat((torch.arange(100), torch.arange(100, 1536, 37))).unsqueeze(0)
@@ -154,7 +153,7 @@ def test_rotary_config_matches_transformers(family: str, values: dict[str, Any])
     config = config_of(family, values)
     saved = json.loads(config.to_json_string())  # of transformers 5
     for stated in (values, saved):
-        row = find_rotary(family, stated)
+        row = rotary_of(family, stated)
         assert row is not None
         outputs = read_rotary(row, stated, config.hidden_size, config.max_position_embeddings, 1536)
         found = {output.name: RotaryEmbedding(output.config)(POSITIONS, position_ids=POSITIONS) for output in outputs}
@@ -234,7 +233,7 @@ def test_null_partial_rotary_factor_covers_whole_head() -> None:
 
 def test_model_without_rotary_attention_has_no_rotary_row() -> None:
     for family, values in (("falcon", {"alibi": True}), ("esm", {}), ("bert", {}), ("granitemoehybrid", {})):
-        assert find_rotary(family, values) is None
+        assert rotary_of(family, values) is None
 
 
 @pytest.mark.parametrize(
@@ -259,7 +258,7 @@ def test_axes_are_those_of_transformers(family: str, sections: list[int]) -> Non
     config = config_of(family, values)
     positions = torch.randint(2000, (3, 2, 7), generator=torch.Generator().manual_seed(0))
     expected = in_our_form(rotary_class(config)(config)(torch.zeros(1), positions))
-    row = find_rotary(family, values)
+    row = rotary_of(family, values)
     assert row is not None
     (output,) = read_rotary(row, values, config.hidden_size, config.max_position_embeddings)
     module, axes = RotaryEmbedding(output.config), torch.tensor(output.axes * 2)
@@ -271,7 +270,7 @@ def test_axes_are_those_of_transformers(family: str, sections: list[int]) -> Non
 
 
 def test_invalid_sections_and_axes_are_rejected() -> None:
-    row = find_rotary("ernie4_5_vl_moe/text", {})
+    row = rotary_of("ernie4_5_vl_moe/text", {})
     assert row is not None
     for sections in ([22, 21, 21], [32, 32, 0], [64], [22, 22, 19]):
         values = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}}

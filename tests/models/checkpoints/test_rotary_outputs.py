@@ -11,7 +11,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from preblock.models.checkpoints.reader import read_frontend
-from preblock.models.checkpoints.rotary_families import ROTARY
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
@@ -19,7 +18,7 @@ from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_embedding import RotaryEmbedding, rotate
 from tests.families.library_models import save
 from tests.families.published_models import VOCABULARY
-from tests.models.checkpoints.rotary_models import outputs_of, tiny
+from tests.models.checkpoints.rotary_models import ROTARY, outputs_of, tiny
 from tests.models.rejections import rejection
 
 ESM = {"position_embedding_type": "rotary", "pad_token_id": 1, "mask_token_id": 98, "token_dropout": True}

@@ -12,9 +12,8 @@ import torch
 from model2vec import StaticModel
 from safetensors.numpy import load_file, save_file
 
-from preblock.models.checkpoints.static_families import find_static
 from preblock.models.checkpoints.static_reader import StaticModel as Read
-from preblock.models.checkpoints.static_reader import read_static, static_files_needed
+from preblock.models.checkpoints.static_reader import find_static, read_static, static_files_needed
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.frontend import FrontEnd
 from tests.models.rejections import rejection

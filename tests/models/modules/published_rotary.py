@@ -13,10 +13,10 @@ from transformers.models.llama import modeling_llama
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-from preblock.models.checkpoints.rotary_families import ROTARY
 from preblock.models.checkpoints.rotary_reader import read_rotary
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
+from tests.models.checkpoints.rotary_models import ROTARY
 
 SIZES = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 1, "max_position_embeddings": 4096}
 FAR = 131072

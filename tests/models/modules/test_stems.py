@@ -21,11 +21,11 @@ from transformers import (
     WhisperModel,
 )
 
-from preblock.models.checkpoints.family import Config
 from preblock.models.checkpoints.family_lookup import is_stem
-from preblock.models.checkpoints.stem_families import STEMS
 from preblock.models.checkpoints.stem_reader import read_stem
 from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.families import STEMS
+from preblock.models.families.published_config import Config
 from preblock.models.modules.stems import (
     AudioConfig,
     AudioStem,

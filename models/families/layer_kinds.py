@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from preblock.models.checkpoints.family import Config
+from preblock.models.families.published_config import Config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 MAX_LAYERS = 2**16
 
 
 def alternating_kinds(
-    layers: int, key: str | None, distance: int, first_full: Callable[[int], int], last_full: bool = False
+    layers: int, key: str | None, distance: int, begins_full: bool = False, last_full: bool = False
 ) -> Callable[[Config], list[str]]:
     """Return a function from the configuration to the kind of each of its layers.
 
@@ -20,7 +20,7 @@ def alternating_kinds(
         layers: default number of layers.
         key: key of the distance; None if the library reads none.
         distance: its default.
-        first_full: index of the first layer of full attention, given the distance.
+        begins_full: the first layer has full attention; default False, the last of the first distance.
         last_full: the last layer has full attention in any case; default False.
 
     """
@@ -30,7 +30,8 @@ def alternating_kinds(
         if stated is None:
             number = _count("num_hidden_layers", c("num_hidden_layers", layers))
             step = distance if key is None else _count(key, c(key, distance))
-            stated = [FULL if layer % step == first_full(step) else SLIDING for layer in range(number)]
+            first = 0 if begins_full else step - 1
+            stated = [FULL if layer % step == first else SLIDING for layer in range(number)]
         if not isinstance(stated, list) or not stated or not all(kind in (FULL, SLIDING) for kind in stated):
             raise ValueError(f"layer_types: got {stated!r}, expected a list of {FULL} and {SLIDING}")
         return [*stated[:-1], FULL] if last_full else stated

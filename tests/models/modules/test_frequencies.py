@@ -16,18 +16,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from preblock.models.checkpoints.rotary_families import ROTARY
 from preblock.models.float32_powers import BLOCK, powers, vector_powers
-from preblock.models.frequencies import (
+from preblock.models.modules.bias import (
     LESS_EXACT,
     SLOPES,
+    AlibiConfig,
+    T5Config,
     alibi_slopes,
     relative_frequencies,
-    rotary_frequencies,
     t5_borders,
 )
-from preblock.models.modules.bias import AlibiConfig, T5Config
-from preblock.models.modules.rotary_config import SCALINGS, RotaryConfig
+from preblock.models.modules.rotary_config import SCALINGS, RotaryConfig, rotary_frequencies
+from tests.models.checkpoints.rotary_models import ROTARY
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 pytestmark = pytest.mark.skipif(CAPABILITY not in ("AVX512", "AVX2"), reason="torch computes powers by libm alone")
@@ -36,7 +36,7 @@ THETAS = sorted(
     {default for row in ROTARY.values() for _, default in row.thetas.values()}
     | {2.5e5, 1.0e7, 1.1e7, 2.0e7, 2.5e7, 1.0e8, 1.0e9, 1.0e11, 10000, 26000.0, 31768.3}
 )
-"""Of the rotary table, and of published files."""
+"""Of the rows, and of published files."""
 
 
 def published_powers(base: float, exponents: Tensor) -> Tensor:
@@ -237,9 +237,8 @@ def test_t5_borders_equal_torch() -> None:
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = sys.modules["transformers"] = None
-from preblock.models.frequencies import alibi_slopes, relative_frequencies, rotary_frequencies, t5_borders
-from preblock.models.modules.bias import AlibiConfig, T5Config
-from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.bias import AlibiConfig, T5Config, alibi_slopes, relative_frequencies, t5_borders
+from preblock.models.modules.rotary_config import RotaryConfig, rotary_frequencies
 from preblock.models.sinusoid_tables import RECIPES, exact_sinusoids, library_table
 print(rotary_frequencies(RotaryConfig(dim=64)).tobytes().hex())
 print(alibi_slopes(AlibiConfig(heads=16, recipe="float32_powers")).tobytes().hex())

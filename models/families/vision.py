@@ -1,33 +1,32 @@
-"""The stem table: published encoders of images or spectrograms, and the Hugging Face names of their tensors."""
+"""Rows of CLIP and ViT: encoders of images, and the encoder of texts of CLIP."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from preblock import models
-from preblock.models.checkpoints.family import Config
+from preblock.models.families.family import Family, StemFamily
+from preblock.models.families.named_steps import learned_position_step, token_step
+from preblock.models.families.published_config import Config
 
 if TYPE_CHECKING:
     from preblock.models.modules.stems import StemConfig
 
+_CLIP_TEXT = Family(
+    steps=lambda _: [token_step("embeddings.token_embedding"), learned_position_step("embeddings.position_embedding")],
+    prefix="text_model.",
+    limit=None,
+    rotary=None,
+    bias=None,
+    tied=None,
+    consumers=None,
+)
 
-@dataclass(frozen=True, kw_only=True)
-class StemFamily:
-    """One row: an encoder of images or spectrograms.
-
-    Args:
-        config: the sizes of the stem, given its name and the config.
-        keys: name in `state_dict()` of the stem -> key in a base model's file.
-        prefixes: prefixes of the keys in other models' files.
-        sections: keys of the part about this model, in the config of several models; the first one found is used.
-            Default none, for the whole config.
-
-    """
-
-    config: "Callable[[str, Config], StemConfig]"
-    keys: Mapping[str, str]
-    prefixes: tuple[str, ...]
-    sections: tuple[str, ...] = ()
+CLIP: dict[str, Family] = {
+    "clip_text_model": _CLIP_TEXT,
+    # In old files, the second part takes precedence.
+    "clip/text": replace(_CLIP_TEXT, sections=("text_config_dict", "text_config")),
+}
 
 
 def _square(key: str, value: Any) -> Any:
@@ -67,7 +66,7 @@ def _clip_vision(*sections: str) -> StemFamily:
     )
 
 
-STEMS: dict[str, StemFamily] = {
+IMAGE_STEMS: dict[str, StemFamily] = {
     "vit": StemFamily(
         config=_patches(16),
         keys={
@@ -81,20 +80,4 @@ STEMS: dict[str, StemFamily] = {
     "clip_vision_model": _clip_vision(),
     # In old files, the second part takes precedence.
     "clip/vision": _clip_vision("vision_config_dict", "vision_config"),
-    "whisper/encoder": StemFamily(
-        config=lambda name, c: models.AudioConfig(
-            family=name,
-            width=c("d_model", 384),
-            channels=c("num_mel_bins", 80),
-            positions=c("max_source_positions", 1500),
-        ),
-        keys={
-            "conv1.weight": "conv1.weight",
-            "conv1.bias": "conv1.bias",
-            "conv2.weight": "conv2.weight",
-            "conv2.bias": "conv2.bias",
-            "positions": "embed_positions.weight",
-        },
-        prefixes=("encoder.", "model.encoder."),
-    ),
 }

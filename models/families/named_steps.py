@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from preblock.models.checkpoints.family import Config
-from preblock.models.steps import Norm, Positions, Project, Scale, Segments, Step, Tokens
+from preblock.models.families.published_config import Config
+from preblock.models.steps import Norm, Positions, Project, Segments, Step, Tokens
 
 MAX_SINUSOIDS = 2**17
 """Most positions of a derived table: 64 times the largest known. A larger one would fill the memory."""
@@ -41,9 +41,14 @@ def segment_step(name: str) -> Segments:
     return Segments(weight=weight_keys(name))
 
 
+def when(condition: Any, step: Step) -> list[Step]:
+    """Return a step if `condition` holds, else nothing."""
+    return [step] if condition else []
+
+
 def chosen_segment_steps(c: Config, by: float = 1.0) -> list[Step]:
     """Return segments from rows of the token table if the caller chose them, else nothing."""
-    return [Segments(table="tokens", by=by, needed=True)] if c.segments else []
+    return when(c.segments, Segments(table="tokens", by=by, needed=True))
 
 
 def learned_position_step(*names: str, first: int = 0) -> Positions:
@@ -54,11 +59,6 @@ def learned_position_step(*names: str, first: int = 0) -> Positions:
 def unpadded_position_step(name: str, padding: int) -> Positions:
     """Return learned positions counted by non-padding ids; the first real token takes row padding + 1."""
     return Positions(weight=weight_keys(name), counts="ids", first=padding + 1)
-
-
-def scale_steps(condition: Any, by: float) -> list[Step]:
-    """Return a scale if `condition` holds, else nothing."""
-    return [Scale(by=by)] if condition else []
 
 
 def sinusoid_position_step(c: Config, table: str, limit: str, default: int, **values: Any) -> Positions:
@@ -72,6 +72,25 @@ def sinusoid_position_step(c: Config, table: str, limit: str, default: int, **va
     if type(rows) is not int or not 1 <= rows <= MAX_SINUSOIDS:
         raise ValueError(f"{limit}: got {rows!r}, expected 1 to {MAX_SINUSOIDS}")
     return Positions(rows=rows + values.get("first", 0), table=table, **values)
+
+
+def counted_sinusoid_step(c: Config, limit: str) -> Positions:
+    """Return sinusoidal positions counted by non-padding ids; the first real token takes row padding + 1."""
+    padding = c("pad_token_id", 1)
+    return sinusoid_position_step(c, "tensor2tensor", limit, 1024, counts="ids", first=padding + 1, zero_row=padding)
+
+
+def count(c: Config, default: int, *names: str) -> int:
+    """Return a count with several names; raise an error if their values differ."""
+    stated = {name: c(name) for name in names if c(name) is not None}
+    for name, value in stated.items():
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} is {value!r}, understood is 1 or more")
+        if value != next(iter(stated.values())):
+            raise ValueError(
+                f"{name} is {value!r}, understood is {next(iter(stated.values()))}, as {next(iter(stated))}"
+            )
+    return next(iter(stated.values()), default)
 
 
 def count_lookup_steps(default: bool) -> Callable[[Config], int]:
