@@ -292,7 +292,7 @@ def test_export_keeps_training_modes_and_prints_folder(tmp_path: Path) -> None:
     module.places.eval()
     exported = export_module(module, "mine", tmp_path, vocab_size=V, max_len=M)
     assert (module.training, module.tokens.training, module.places.training) == (True, True, False)
-    assert str(exported) == f"ExportResult(folder={exported.folder!r})"
+    assert str(exported) == f"ExportResult(folder={exported.folder!r}, warnings=())"
 
 
 class Segments(nn.Module):
