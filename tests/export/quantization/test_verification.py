@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from preblock.export.errors import ExportError, ParityError
+from preblock.export.options import resolve
 from preblock.export.parity import prove_lookup
 from preblock.export.quantization import compare_tables
 from preblock.export.reference import NumpyReference
@@ -59,7 +60,7 @@ def test_verify_of_quantized_artifact_repeats_parity(quantized_repository: Path,
 def test_compare_tables_detects_other_rounding(
     quantized_copy: Path, quantized_source: Path, way: str, ending: str
 ) -> None:
-    folder, frontend = quantized_copy / way / "1", load_source(str(quantized_source)).frontend
+    folder, frontend = quantized_copy / way / "1", load_source(resolve(str(quantized_source))).frontend
     format_ = find_format(**WAYS[way])
     assert isinstance(frontend, FrontEndData)
     assert format_ is not None

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import ViTModel
 
 from preblock.export.errors import ExportError
+from preblock.export.options import resolve
 from preblock.export.source import load_source
 from preblock.models.checkpoints.reader import files_needed, read_frontend
 from preblock.models.checkpoints.stem_reader import read_stem
@@ -105,9 +106,9 @@ def test_other_file_named_by_config_is_rejected(kind: str, tmp_path: Path) -> No
     config = {"model_type": kind, "transformers_weights": "other.safetensors"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     message = "config.json: transformers_weights is 'other.safetensors', expec"
-    assert message in rejection(ExportError, load_source, str(tmp_path))
+    assert message in rejection(ExportError, load_source, resolve(str(tmp_path)))
     GPT2Embeddings(7, 4, 6).save_frontend(tmp_path)
-    assert isinstance(load_source(str(tmp_path)).frontend, FrontEndData)
+    assert isinstance(load_source(resolve(str(tmp_path))).frontend, FrontEndData)
 
 
 def test_broken_index_or_missing_shard_is_rejected(sharded: Path) -> None:
