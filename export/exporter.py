@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from preblock.export.bias_graph import write_bias
-from preblock.export.description import describe_artifact, label_graphs
+from preblock.export.description import describe_artifact, label_traced
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.external_data import CHUNK_VALUES, split_rows
-from preblock.export.graph import write_graphs
 from preblock.export.options import ResolvedSource, resolve
 from preblock.export.origin import hash_source
+from preblock.export.outputs import write_graphs
 from preblock.export.progress import Report
 from preblock.export.publication import draft, publish
 from preblock.export.quantization import compare_tables
@@ -145,7 +144,6 @@ def _write_graphs(
 ) -> tuple[AnyFrontEnd, Prove, dict[str, StoredTable]]:
     """Write the graphs of `source`, and return it without tables in `format_`, the proof, and the errors of these."""
     if isinstance(source, FrontEndData):
-        write_bias(source, folder)
         write_graphs(source, folder, report, format_)
         if format_ is None:
             return source, partial(prove_artifact, reference_of(source)), {}
@@ -156,7 +154,7 @@ def _write_graphs(
         )
         return kept, partial(prove_artifact, reference_of(kept, stored)), storage
     proof = _trace(source.eval(), folder, report)
-    label_graphs(folder, source.signature)
+    label_traced(folder, source.signature)
     return source, proof, {}
 
 

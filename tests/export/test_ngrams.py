@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import ExportResult, export
-from preblock.export.parity import prove_ngrams
+from preblock.export.outputs import OUTPUTS
 from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import verify
 from preblock.models.checkpoints.reader import files_needed, read_frontend
@@ -187,7 +187,7 @@ def test_proof_finds_another_table(exported: ExportResult, ngram_checkpoint: Pat
         for table in frontend.ngrams.tables.parameters():
             table.add_(1)
     with pytest.raises(ParityError, match=r"^ngram_embeddings of the graph differs from its reference"):
-        prove_ngrams(TorchReference(frontend), Session(exported.folder, graph="ngrams.onnx"), "ngram_embeddings")
+        OUTPUTS["ngrams.onnx"].prove(TorchReference(frontend), Session(exported.folder, graph="ngrams.onnx"))
 
 
 def test_model_without_ngram_layers_has_no_ngram_output(tmp_path: Path) -> None:
