@@ -16,7 +16,7 @@ from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.per_layer_config import PerLayerConfig
 from preblock.models.modules.rotary_config import attention_factor
 from preblock.models.modules.rotary_output import RotaryOutput
-from preblock.service.artifacts.names import CONTEXT, EMBEDDINGS, NGRAM_ROW_IDS, PER_LAYER_TOKENS, TOKEN_EMBEDDINGS
+from preblock.service.artifacts.names import CONTEXT, EMBEDDINGS, NGRAM_ROW_IDS, PER_LAYER_TOKENS
 
 
 def write_vectors(graph: GraphBuilder, config: FrontEndConfig, rotary: bool = True) -> Outputs:
@@ -33,10 +33,9 @@ def write_vectors(graph: GraphBuilder, config: FrontEndConfig, rotary: bool = Tr
     return outputs
 
 
-def write_lookup(graph: GraphBuilder, config: FrontEndConfig, output: str) -> Outputs:
-    """Write the model's own lookup, or its first step, which need token ids alone."""
+def write_lookup(graph: GraphBuilder, config: FrontEndConfig, output: str, count: int) -> Outputs:
+    """Write the first `count` steps, which need token ids alone."""
     graph.input(INPUT_IDS, "batch", "length")
-    count = config.lookup if output == TOKEN_EMBEDDINGS else 1
     return {output: (write_steps(graph, config, count), "float32", ("batch", "length", config.widths[count - 1]))}
 
 
@@ -52,7 +51,7 @@ def write_layers(graph: GraphBuilder, config: FrontEndConfig, output: str) -> Ou
     return {output: (value, "float32", ("batch", "length", layers.layers * layers.width))}
 
 
-def write_ngram_outputs(graph: GraphBuilder, config: FrontEndConfig, output: str, given: bool) -> Outputs:
+def write_ngram_outputs(graph: GraphBuilder, config: FrontEndConfig, output: str, given: bool = False) -> Outputs:
     """Write the row ids of n-grams, or their embeddings; the row ids are `given` or computed."""
     ngrams = config.ngrams
     assert ngrams is not None

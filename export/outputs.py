@@ -3,6 +3,7 @@
 Letters: B batch, L length.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,26 +25,7 @@ from preblock.export.table_formats import TableFormat, table_names, transposed_n
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_data import FrontEndData
 from preblock.models.modules.ngram_config import CONTEXT
-from preblock.service.artifacts.names import (
-    BIAS_GRAPH,
-    DATA,
-    EMBEDDINGS_GRAPH,
-    GRAPH,
-    LAYER_INPUTS_GRAPH,
-    LAYER_TOKENS_GRAPH,
-    NGRAM_IDS_GRAPH,
-    NGRAM_ROW_IDS,
-    NGRAM_ROWS_GRAPH,
-    NGRAMS,
-    NGRAMS_GRAPH,
-    NGRAMS_OF_ROWS,
-    PER_LAYER,
-    PER_LAYER_TOKENS,
-    TOKEN_EMBEDDINGS,
-    TOKEN_GRAPH,
-    UNSCALED,
-    UNSCALED_GRAPH,
-)
+from preblock.service.artifacts import names
 from preblock.service.artifacts.parity import OutputParity
 from preblock.service.runtime.session import Session
 
@@ -103,36 +85,12 @@ def _width(of: Described) -> Shape:
     return (of.signature.width,)
 
 
-def _lookup(title: str, output: str, shape: Callable[[Described], Shape | None], scaled: bool) -> Output:
-    return Output(
-        title=title,
-        shape=shape,
-        write=partial(write_lookup, output=output),
-        expect=lambda reference, feeds: reference.look_up(feeds["input_ids"], scaled),
-    )
-
-
-def _layers(title: str, output: str, **fields: Any) -> Output:
-    return Output(
-        title=title,
-        write=partial(write_layers, output=output),
-        expect=lambda reference, feeds: reference.per_layer_outputs(feeds["input_ids"])[output],
-        **fields,
-    )
-
-
-def _ngrams(title: str, output: str, given: bool = False, **fields: Any) -> Output:
-    return Output(
-        title=title,
-        write=partial(write_ngram_outputs, output=output, given=given),
-        expect=lambda reference, feeds: reference.ngram_outputs(feeds["input_ids"], feeds[CONTEXT])[output],
-        calls=ngram_calls,
-        **fields,
-    )
+def _expect_ngrams(reference: Reference, feeds: Feeds, output: str) -> NDArray[Any]:
+    return reference.ngram_outputs(feeds["input_ids"], feeds[CONTEXT])[output]
 
 
 OUTPUTS: Mapping[str, Output] = {
-    GRAPH: Output(
+    names.GRAPH: Output(
         title=f"The vectors that enter block 0 of a transformer, and what its attention is given. {UNCHECKED}",
         shape=_width,
         write=write_vectors,
@@ -140,7 +98,7 @@ OUTPUTS: Mapping[str, Output] = {
         calls=grid_calls,
         allowed_ulp=allowed_ulp,
     ),
-    EMBEDDINGS_GRAPH: Output(
+    names.EMBEDDINGS_GRAPH: Output(
         title=f"The vectors that enter block 0 of a transformer, alone. {UNCHECKED}",
         shape=lambda of: _width(of) if of.signature.rotary else None,
         write=partial(write_vectors, rotary=False),
@@ -148,47 +106,56 @@ OUTPUTS: Mapping[str, Output] = {
         calls=None,
         allowed_ulp=allowed_ulp,
     ),
-    TOKEN_GRAPH: _lookup(
-        f"The vectors of a transformer's own lookup, before positions and norm. {UNCHECKED}",
-        TOKEN_EMBEDDINGS,
-        lambda of: (of.signature.lookup_width,) if of.signature.lookup_width else None,
-        scaled=True,
+    names.TOKEN_GRAPH: Output(
+        title=f"The vectors of a transformer's own lookup, before positions and norm. {UNCHECKED}",
+        shape=lambda of: (of.signature.lookup_width,) if of.signature.lookup_width else None,
+        write=lambda graph, config: write_lookup(graph, config, names.TOKEN_EMBEDDINGS, config.lookup),
+        expect=lambda reference, feeds: reference.look_up(feeds["input_ids"]),
     ),
-    UNSCALED_GRAPH: _lookup(
-        f"The rows of a transformer's token table, without its embedding scale. {UNCHECKED}",
-        UNSCALED,
-        lambda of: (of.signature.unscaled_width,) if of.signature.unscaled_width else None,
-        scaled=False,
+    names.UNSCALED_GRAPH: Output(
+        title=f"The rows of a transformer's token table, without its embedding scale. {UNCHECKED}",
+        shape=lambda of: (of.signature.unscaled_width,) if of.signature.unscaled_width else None,
+        write=partial(write_lookup, output=names.UNSCALED, count=1),
+        expect=lambda reference, feeds: reference.look_up(feeds["input_ids"], scaled=False),
     ),
-    LAYER_TOKENS_GRAPH: _layers(
-        f"The token part of the inputs of all layers of a transformer. {UNCHECKED}",
-        PER_LAYER_TOKENS,
+    names.LAYER_TOKENS_GRAPH: Output(
+        title=f"The token part of the inputs of all layers of a transformer. {UNCHECKED}",
         shape=lambda of: of.signature.per_layer,
+        write=partial(write_layers, output=names.PER_LAYER_TOKENS),
+        expect=lambda reference, feeds: reference.per_layer_outputs(feeds["input_ids"])[names.PER_LAYER_TOKENS],
     ),
-    LAYER_INPUTS_GRAPH: _layers(
-        f"The inputs of all layers of a transformer, besides its hidden states. {UNCHECKED}",
-        PER_LAYER,
-        shape=lambda of: of.signature.per_layer and (of.signature.per_layer[0] * of.signature.per_layer[1],),
+    names.LAYER_INPUTS_GRAPH: Output(
+        title=f"The inputs of all layers of a transformer, besides its hidden states. {UNCHECKED}",
+        shape=lambda of: of.signature.per_layer and (math.prod(of.signature.per_layer),),
+        write=partial(write_layers, output=names.PER_LAYER),
+        expect=lambda reference, feeds: reference.per_layer_outputs(feeds["input_ids"])[names.PER_LAYER],
         allowed_ulp=per_layer_ulp,
     ),
-    NGRAMS_GRAPH: _ngrams(
-        f"The n-gram embeddings of some layers of a transformer, from the last ids. {UNCHECKED}",
-        NGRAMS,
+    names.NGRAMS_GRAPH: Output(
+        title=f"The n-gram embeddings of some layers of a transformer, from the last ids. {UNCHECKED}",
         shape=lambda of: of.signature.ngrams,
+        write=partial(write_ngram_outputs, output=names.NGRAMS),
+        expect=partial(_expect_ngrams, output=names.NGRAMS),
+        calls=ngram_calls,
     ),
-    NGRAM_IDS_GRAPH: _ngrams(
-        f"The rows of n-gram tables for some layers of a transformer, from the last ids. {UNCHECKED}",
-        NGRAM_ROW_IDS,
+    names.NGRAM_IDS_GRAPH: Output(
+        title=f"The rows of n-gram tables for some layers of a transformer, from the last ids. {UNCHECKED}",
         shape=lambda of: of.signature.row_ids,
+        write=partial(write_ngram_outputs, output=names.NGRAM_ROW_IDS),
+        expect=lambda reference, feeds: reference.ngram_outputs(feeds["input_ids"], feeds[CONTEXT])[
+            names.NGRAM_ROW_IDS
+        ],
+        calls=ngram_calls,
     ),
-    NGRAM_ROWS_GRAPH: _ngrams(
-        f"The n-gram embeddings of some layers of a transformer, from the rows. {UNCHECKED}",
-        NGRAMS,
-        given=True,
+    names.NGRAM_ROWS_GRAPH: Output(
+        title=f"The n-gram embeddings of some layers of a transformer, from the rows. {UNCHECKED}",
         shape=lambda of: of.signature.ngrams,
-        name=NGRAMS_OF_ROWS,
+        write=partial(write_ngram_outputs, output=names.NGRAMS, given=True),
+        expect=partial(_expect_ngrams, output=names.NGRAMS),
+        calls=ngram_calls,
+        name=names.NGRAMS_OF_ROWS,
     ),
-    BIAS_GRAPH: Output(
+    names.BIAS_GRAPH: Output(
         title="What attention adds for the distance between a query and a key.",
         shape=lambda of: () if of.config and of.config.bias else None,
         expect=lambda reference, feeds: reference.bias({name: size.item() for name, size in feeds.items()}),
@@ -243,7 +210,7 @@ def write_graphs(
     rounded = table_names(data.config) if format_ else []
     twice = rounded if format_ and format_.scale == "tensor" else []
     progress = StepProgress(report, step, sum(4 * trained[name].size for name in (*trained, *twice)))
-    with (folder / DATA).open("xb") as stream:
+    with (folder / names.DATA).open("xb") as stream:
         store = TensorStore(trained, DataFile(stream, progress, ALIGNMENT_BYTES if format_ else 1), rounded, format_)
         # The order of the graphs decides about the order of the tensors in the data file.
         written = {
@@ -252,10 +219,10 @@ def write_graphs(
             if output.write
         }
         for name in trained:
-            written[GRAPH][0].weight(name)
+            written[names.GRAPH][0].weight(name)
     models = {file: graph.finish(outputs) for file, (graph, outputs) in written.items()}
     if data.config.bias is not None:
-        models[BIAS_GRAPH] = build_bias(data)
+        models[names.BIAS_GRAPH] = build_bias(data)
     for file, model in models.items():
         label(model, file, OUTPUTS[file].title, data.signature)
         save_graph(model, folder / file)

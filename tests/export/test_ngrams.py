@@ -265,11 +265,11 @@ def test_damaged_tables_are_refused(
         ("ngram_vocab_size_base", 60, r"rows in 4 parts, expected \d+ rows in 4 parts"),
         ("make_ngram_vocab_size_divisible_by", 0, r"ngrams\.multiple: got 0, expected 1 or more"),
         ("split_ngram_parts", 10**9, r"split_ngram_parts: got 1000000000, expected 1 to 65536"),
-        ("seed", 1.5, r"ngrams\.seed: got 1\.5, expected an integer"),
+        ("seed", 1.5, r"ngrams\.seed: got 1\.5, expected a whole number"),
         ("seed", 99, r"layer_multipliers is"),
         ("ple_layer_ids", [0], r"ngrams\.layers: got \[-1\], expected ascending numbers from 0 on"),
         ("eos_token_id", 99, r"ngrams\.reset_id: got 99, expected 0 to 98"),
-        ("eos_token_id", None, r"ngrams\.reset_id: got None, expected an integer"),
+        ("eos_token_id", None, r"ngrams\.reset_id: got None, expected a whole number"),
     ],
 )
 def test_bad_configurations_are_refused(
