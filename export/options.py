@@ -89,7 +89,7 @@ class ExportOptions:
             raise ExportError(
                 "--reference is for n-gram tables, and --tokens-only leaves them out; give one of the two"
             )
-        assert len(self.prompts) == len(self.soft_prompts)
+        _ = self.prompts  # checks their names
 
     @cached_property
     def prompts(self) -> dict[str, Path]:
