@@ -6,14 +6,13 @@ logarithm depends on the library.
 Letters: D model width, H heads, Q query length, K key length.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from preblock.export.graph_builder import IR_VERSION, OPSET, label, save_graph
+from preblock.export.graph_builder import IR_VERSION, OPSET
 from preblock.models.frontend_data import FrontEndData
 from preblock.models.modules.bias import (
     AlibiConfig,
@@ -23,7 +22,6 @@ from preblock.models.modules.bias import (
     relative_frequencies,
     t5_borders,
 )
-from preblock.service.artifacts.names import BIAS_GRAPH
 
 Array = NDArray[Any]
 
@@ -40,28 +38,22 @@ WEIGHT = "bias.weight"
 """Name of the trained table of T5, in the graph and among the tensors of a front-end."""
 
 
-def write_bias(data: FrontEndData, folder: Path) -> None:
-    """Write `bias.onnx` into `folder`; nothing for a front-end without a bias.
+def build_bias(data: FrontEndData) -> onnx.ModelProto:
+    """Return the graph of the attention bias of a front-end.
 
     Inputs are int64 `query_offset`, `query_length` and `key_length`, each of shape (1,); a sinusoid has no offset.
     The output is float32 `bias` (1, H, Q, K), of a sinusoid `relative_positions` (rows, D). A trained table is stored
     in the graph itself: published models have 32 buckets by at most 128 heads, a few kilobytes.
-
-    Raises:
-        ExportError: ONNX rejects the graph.
-
     """
     match data.config.bias:
-        case None:
-            return
         case AlibiConfig() as config:
-            model = _alibi(config)
+            return _alibi(config)
         case T5Config() as config:
-            model = _t5(config, data.tensors[WEIGHT])
+            return _t5(config, data.tensors[WEIGHT])
         case RelativeSinusoidConfig() as config:
-            model = _sinusoid(config)
-    label(model, BIAS_GRAPH, data.signature)
-    save_graph(model, folder / BIAS_GRAPH)
+            return _sinusoid(config)
+        case None:
+            raise ValueError("bias: got none, expected one")
 
 
 def _alibi(bias: AlibiConfig) -> onnx.ModelProto:

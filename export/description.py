@@ -11,7 +11,8 @@ import onnx
 
 from preblock import __version__
 from preblock.export.external_data import read_initializers
-from preblock.export.graph_builder import GRAPHS, label
+from preblock.export.graph_builder import label
+from preblock.export.outputs import OUTPUTS
 from preblock.export.progress import Report, StepProgress
 from preblock.export.source import LoadedSource
 from preblock.export.table_formats import find_stored
@@ -35,6 +36,7 @@ from preblock.service.artifacts.manifest import (
 from preblock.service.artifacts.names import (
     DATA,
     EMBEDDINGS,
+    GRAPH,
     SOFT_PROMPTS,
     TOKEN_EMBEDDINGS,
     TOKENIZER,
@@ -45,7 +47,7 @@ from preblock.service.artifacts.names import (
 def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Manifest | StemManifest:
     """Return the manifest of the graphs and files in `folder`, hashes included."""
     signature, config = loaded.frontend.signature, getattr(loaded.frontend, "config", None)
-    graphs = [name for name in GRAPHS if (folder / name).is_file()]
+    graphs = [name for name in OUTPUTS if (folder / name).is_file()]
     files = [name for name in (*graphs, DATA, TOKENIZER, SOFT_PROMPTS) if (folder / name).is_file()]
     hashing = StepProgress(report, "hashing", sum((folder / name).stat().st_size for name in files))
     common: dict[str, Any] = {
@@ -171,13 +173,11 @@ def _describe_hash(config: NgramConfig, vocab_size: int) -> NgramHash:
     return NgramHash.model_validate({"factors": config.multipliers(vocab_size), "rows": rows.tolist()})
 
 
-def label_graphs(folder: Path, signature: Signature | StemSignature) -> None:
-    """Label every graph that the exporter of torch wrote into `folder`."""
-    for name in GRAPHS:
-        if (folder / name).is_file():
-            model = onnx.load(folder / name, load_external_data=False)
-            label(model, name, signature)
-            onnx.save(model, folder / name)
+def label_traced(folder: Path, signature: Signature | StemSignature) -> None:
+    """Label the graph that the exporter of torch wrote into `folder`."""
+    model = onnx.load(folder / GRAPH, load_external_data=False)
+    label(model, GRAPH, OUTPUTS[GRAPH].title, signature)
+    onnx.save(model, folder / GRAPH)
 
 
 def describe_graph(graph: Path) -> Graph:

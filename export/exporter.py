@@ -1,26 +1,25 @@
 """Exports a front-end: source, graphs, proof, published artifact."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Unpack
+from typing import Any
 
 import numpy as np
 
-from preblock.export.arguments import DEFAULTS, SourceOptions, check_arguments
-from preblock.export.bias_graph import write_bias
-from preblock.export.description import describe_artifact, label_graphs
+from preblock.export.description import describe_artifact, label_traced
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.external_data import CHUNK_VALUES, split_rows
-from preblock.export.graph import write_graphs
+from preblock.export.options import ResolvedSource, resolve
 from preblock.export.origin import hash_source
+from preblock.export.outputs import write_graphs
 from preblock.export.progress import Report
 from preblock.export.publication import draft, publish
 from preblock.export.quantization import compare_tables
-from preblock.export.soft_prompts import parse_soft_prompts, write_soft_prompts
+from preblock.export.soft_prompts import write_soft_prompts
 from preblock.export.source import AnyFrontEnd, LoadedSource, load_source
 from preblock.export.stored_tables import read_stored
 from preblock.export.table_formats import TableFormat, find_format
@@ -49,68 +48,60 @@ class ExportResult:
     warnings: tuple[str, ...] = ()
 
 
-def export(
-    source: str,
-    name: str,
-    repository: Path,
-    report: Report = lambda _: None,
-    max_len: int | None = None,
-    resizing: str | None = None,
-    dtype: str = "float32",
-    scale: str | None = None,
-    rotary_layout: Literal["full", "half", "fused"] = "full",
-    rotary_dtype: Literal["float32", "float16"] = "float32",
-    soft_prompts: Sequence[str] = (),
-    **choices: Unpack[SourceOptions],
-) -> ExportResult:
-    """Export the front-end of `source` as the next version of `name` in `repository`.
+def export(source: str, name: str, repository: Path, report: Report = lambda _: None, **options: Any) -> ExportResult:
+    """Export the front-end of `source` as the next version of `name` in `repository`; arguments as in `resolve`.
+
+    Raises:
+        ExportError: as `resolve` and `export_source`.
+
+    """
+    return export_source(resolve(source, name, **options), repository, report)
+
+
+def export_source(source: ResolvedSource, repository: Path, report: Report = lambda _: None) -> ExportResult:
+    """Export a source as the next version of its model in `repository`.
 
     It is proven on every usable provider of onnxruntime. A failed or interrupted export leaves no files.
 
     Args:
-        source: an existing folder, a preset, or `hf:owner/name[@revision]`.
-        name: name of the model.
+        source: the source with its name and options.
         repository: folder of the models.
         report: receives each step as it begins.
-        max_len: limit of offset + tokens; default the source's.
-        resizing: method to resize a learned position table, as in `resize_positions`.
-        dtype: stored type of the tables.
-        scale: unit with one scale in int8, as in `find_format`.
-        rotary_layout: columns of the rotary outputs, the `form` of `RotaryOutput`.
-        rotary_dtype: type of the rotary outputs, the `dtype` of `RotaryOutput`.
-        soft_prompts: `NAME=FOLDER` of each soft prompt, saved by PEFT.
-        choices: arguments of `read_frontend`.
 
     Raises:
         ExportError: the source cannot be read, the graph is not equal to its reference, or a file cannot be written.
 
     """
-    check_arguments(source, name, choices, max_len, resizing, dtype, scale)
-    format_, prompts = find_format(dtype, scale), parse_soft_prompts(soft_prompts)
-
-    options: dict[str, Any] = {"max_len": max_len, "resizing": resizing, "dtype": dtype, "scale": scale}
-    options |= {"rotary_layout": rotary_layout, "rotary_dtype": rotary_dtype, "soft_prompts": list(prompts), **choices}
-    given = {name: value for name, value in options.items() if value not in DEFAULTS}
-
-    def load() -> LoadedSource:
-        # Before the source is loaded, so that a file that changes meanwhile counts as changed. An export with options
-        # is never the same, and needs no hashes.
-        files = {} if given else hash_source(source, report)
-        loaded = load_source(source, report, widen=format_ is None, **choices)
-        if isinstance(loaded.frontend, FrontEndData) and loaded.frontend.config.no_rotary:
-            report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
-        if rotary_layout != "full":
-            loaded = _change_rotary(loaded, "--rotary-layout", form=rotary_layout)
-        if rotary_dtype != "float32":
-            loaded = _change_rotary(loaded, "--rotary-dtype", dtype=rotary_dtype)
-        loaded = replace(loaded, record=loaded.record.model_copy(update={"files": files, "options": given}))
-        return loaded if max_len is None else _resize(loaded, max_len, resizing)
-
+    options = source.options
+    format_ = find_format(options.dtype, options.scale)
     try:
         # No reference to the loaded source stays here: the proof needs the memory of its unrounded tables.
-        return export_loaded(load(), name, repository, report, format_, prompts)
+        return export_loaded(_load(source, report), source.name, repository, report, format_, options.prompts)
     except MissingTorchError as error:
         raise ExportError(str(error)) from error
+
+
+def _load(source: ResolvedSource, report: Report) -> LoadedSource:
+    """Load a source, and change it as its options request."""
+    options = source.options
+    # Before the source is loaded, so that a file that changes meanwhile counts as changed. An export with options
+    # is never the same, and needs no hashes.
+    files = {} if options.given else hash_source(source, report)
+    loaded = load_source(source, report)
+    loaded = replace(loaded, record=loaded.record.model_copy(update={"files": files, "options": options.given}))
+    if not isinstance(loaded.frontend, FrontEndData):
+        return loaded
+    if loaded.frontend.config.no_rotary:
+        report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
+    changed = _change_rotary(loaded.frontend, "--rotary-layout", form=options.rotary_layout)
+    changed = _change_rotary(changed, "--rotary-dtype", dtype=options.rotary_dtype)
+    if options.max_len is None:
+        return replace(loaded, frontend=changed)
+    record = Resized(from_max_len=changed.signature.max_len, method=options.resizing)
+    try:
+        return replace(loaded, frontend=resize_positions(changed, options.max_len, options.resizing), resized=record)
+    except ValueError as error:
+        raise ExportError(f"--max-len and --resize: {error}") from error
 
 
 def export_loaded(
@@ -123,10 +114,8 @@ def export_loaded(
 ) -> ExportResult:
     """Export a loaded front-end, as `export` does. A module stays in evaluation mode.
 
-    Tables are stored in `format_`; default float32. `soft_prompts` are folders by name.
+    Tables of front-ends with steps are stored in `format_`; default float32. `soft_prompts` are folders by name.
     """
-    if format_ and not isinstance(loaded.frontend, FrontEndData):
-        raise ExportError(f"--dtype: got {format_.dtype!r}, expected only float32 for stems and custom modules")
     try:
         with draft(repository, name) as folder:
             loaded = write_soft_prompts(loaded, soft_prompts, folder)
@@ -160,7 +149,6 @@ def _write_graphs(
 ) -> tuple[AnyFrontEnd, Prove, dict[str, StoredTable]]:
     """Write the graphs of `source`, and return it without tables in `format_`, the proof, and the errors of these."""
     if isinstance(source, FrontEndData):
-        write_bias(source, folder)
         write_graphs(source, folder, report, format_)
         if format_ is None:
             return source, partial(prove_artifact, reference_of(source)), {}
@@ -171,7 +159,7 @@ def _write_graphs(
         )
         return kept, partial(prove_artifact, reference_of(kept, stored)), storage
     proof = _trace(source.eval(), folder, report)
-    label_graphs(folder, source.signature)
+    label_traced(folder, source.signature)
     return source, proof, {}
 
 
@@ -207,28 +195,16 @@ def _find_non_finite(source: AnyFrontEnd) -> str | None:
     return None
 
 
-def _change_rotary(loaded: LoadedSource, option: str, **change: Any) -> LoadedSource:
-    """Return the source with another form or dtype of its rotary outputs, as `option` requests."""
-    source = loaded.frontend
-    if not isinstance(source, FrontEndData) or not source.config.rotary:
-        reason = source.config.no_rotary if isinstance(source, FrontEndData) else None
-        reason = reason or "this front-end leaves none to attention"
-        (got,) = change.values()
+def _change_rotary(data: FrontEndData, option: str, **change: Any) -> FrontEndData:
+    """Return the front-end with another form or dtype of its rotary outputs, as `option` requests."""
+    (got,) = change.values()
+    if got in ("full", "float32"):
+        return data
+    if not data.config.rotary:
+        reason = data.config.no_rotary or "this front-end leaves none to attention"
         raise ExportError(f"{option}: got {got}, but the model has no rotary outputs: {reason}")
     try:
-        rotary = tuple(replace(output, **change) for output in source.config.rotary)
+        rotary = tuple(replace(output, **change) for output in data.config.rotary)
     except ValueError as error:
         raise ExportError(f"{option}: {error}") from error
-    config = replace(source.config, rotary=rotary)
-    return replace(loaded, frontend=FrontEndData(config, source.tensors))
-
-
-def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedSource:
-    if not isinstance(loaded.frontend, FrontEndData):
-        raise ExportError("--max-len is only for front-ends of token ids; the source takes images or spectrograms")
-    try:
-        frontend = resize_positions(loaded.frontend, max_len, resizing)
-    except ValueError as error:
-        raise ExportError(f"--max-len and --resize: {error}") from error
-    record = Resized(from_max_len=loaded.frontend.signature.max_len, method=resizing)
-    return replace(loaded, frontend=frontend, resized=record)
+    return replace(data, config=replace(data.config, rotary=rotary))

@@ -1,4 +1,4 @@
-"""Writes the further outputs of a front-end as ONNX nodes: rotary angles, inputs of layers, n-gram embeddings.
+"""Writes the graphs of a front-end: its vectors with rotary angles, lookups, inputs of layers, n-gram embeddings.
 
 Letters: B batch, L length, D model width, R rotary width, N layers, P width of an input of a layer, n largest number of
 tokens of an n-gram, H heads of a layer, E width of the n-gram embeddings of a layer.
@@ -8,14 +8,64 @@ from itertools import accumulate
 
 import numpy as np
 
-from preblock.export.graph_builder import Array, GraphBuilder
+from preblock.export.graph import INPUT_IDS, MASK, OFFSET, write_position_index, write_product, write_steps
+from preblock.export.graph_builder import Array, GraphBuilder, Outputs
 from preblock.models.config import FrontEndConfig
 from preblock.models.modules.ngram_config import NgramConfig
+from preblock.models.modules.per_layer_config import PerLayerConfig
 from preblock.models.modules.rotary_config import attention_factor, rotary_frequencies
 from preblock.models.modules.rotary_output import RotaryOutput
+from preblock.service.artifacts.names import CONTEXT, EMBEDDINGS, NGRAM_ROW_IDS, PER_LAYER_TOKENS
 
 
-def write_rotary(graph: GraphBuilder, output: RotaryOutput, index: str) -> dict[str, str]:
+def write_vectors(graph: GraphBuilder, config: FrontEndConfig, rotary: bool = True) -> Outputs:
+    """Write all steps, and the rotary outputs on request."""
+    signature = config.signature
+    graph.input(INPUT_IDS, "batch", "length")
+    graph.input(OFFSET, "offsets")
+    for name in (*signature.indices, *([MASK] if signature.needs_mask else [])):
+        graph.input(name, "batch", "length")
+    outputs: Outputs = {EMBEDDINGS: (write_steps(graph, config), "float32", ("batch", "length", signature.width))}
+    for output in config.rotary if rotary else ():
+        for name, value in _write_rotary(graph, output, write_position_index(graph)).items():
+            outputs[name] = (value, output.dtype, ("offsets", "length", output.columns))
+    return outputs
+
+
+def write_lookup(graph: GraphBuilder, config: FrontEndConfig, output: str, count: int) -> Outputs:
+    """Write the first `count` steps, which need token ids alone."""
+    graph.input(INPUT_IDS, "batch", "length")
+    return {output: (write_steps(graph, config, count), "float32", ("batch", "length", config.widths[count - 1]))}
+
+
+def write_layers(graph: GraphBuilder, config: FrontEndConfig, output: str) -> Outputs:
+    """Write the inputs of all layers: their token part, or the combined form."""
+    layers = config.per_layer
+    assert layers is not None
+    graph.input(INPUT_IDS, "batch", "length")
+    if output == PER_LAYER_TOKENS:
+        value, sizes = _write_layer_tokens(graph, config, layers), (layers.layers, layers.width)
+        return {output: (value, "float32", ("batch", "length", *sizes))}
+    value = _write_layer_inputs(graph, config, layers, write_steps(graph, config, config.lookup))
+    return {output: (value, "float32", ("batch", "length", layers.layers * layers.width))}
+
+
+def write_ngram_outputs(graph: GraphBuilder, config: FrontEndConfig, output: str, given: bool = False) -> Outputs:
+    """Write the row ids of n-grams, or their embeddings; the row ids are `given` or computed."""
+    ngrams = config.ngrams
+    assert ngrams is not None
+    rows = ("batch", "length", len(ngrams.layers), ngrams.heads_of_layer)
+    if given:
+        row_ids = graph.input(NGRAM_ROW_IDS, *rows)
+    else:
+        ids, context = graph.input(INPUT_IDS, "batch", "length"), graph.input(CONTEXT, "batch", ngrams.history)
+        row_ids = _write_ngram_row_ids(graph, ngrams, config.tokens.rows, ids, context)
+    if output == NGRAM_ROW_IDS:
+        return {output: (row_ids, "int64", rows)}
+    return {output: (_write_ngrams(graph, ngrams, row_ids), "float32", ("batch", "length", rows[2], ngrams.width))}
+
+
+def _write_rotary(graph: GraphBuilder, output: RotaryOutput, index: str) -> dict[str, str]:
     """Write cosines and sines of the positions `index`, (1 or B, L), and return the values by output.
 
     They are computed in float64, because the last bit of onnxruntime's float32 cosine depends on the place of an angle
@@ -47,15 +97,9 @@ def _write_turn(graph: GraphBuilder, output: RotaryOutput, op: str, angle: str) 
     return value if output.dtype == "float32" else graph.cast(f"{name}.{output.dtype}", value, output.dtype)
 
 
-def write_product(graph: GraphBuilder, name: str, x: str) -> str:
-    """Write the product of `x` and the trained weight `<name>.weight`, stored transposed, (in, out)."""
-    return graph.add(f"{name}.product", "MatMul", x, graph.weight(f"{name}.weight"))
-
-
-def write_layer_tokens(graph: GraphBuilder, config: FrontEndConfig, ids: str) -> str:
+def _write_layer_tokens(graph: GraphBuilder, config: FrontEndConfig, layers: PerLayerConfig) -> str:
     """Write the token part of the inputs of all layers, float32 (B, L, N, P)."""
-    layers = config.per_layer
-    assert layers is not None
+    ids = INPUT_IDS
     if layers.rows < config.tokens.rows:  # further ids take row 0
         known = graph.add("per_layer.is_known", "Less", ids, graph.number(layers.rows, "int64"))
         ids = graph.add("per_layer.ids", "Where", known, ids, graph.number(0, "int64"))
@@ -65,10 +109,8 @@ def write_layer_tokens(graph: GraphBuilder, config: FrontEndConfig, ids: str) ->
     return graph.add("per_layer.token_inputs", "Reshape", scaled, sizes)
 
 
-def write_layer_inputs(graph: GraphBuilder, config: FrontEndConfig, ids: str, x: str) -> str:
+def _write_layer_inputs(graph: GraphBuilder, config: FrontEndConfig, layers: PerLayerConfig, x: str) -> str:
     """Write the combined inputs of all layers, float32 (B, L, N * P), from the model's own lookup `x` (B, L, D)."""
-    layers = config.per_layer
-    assert layers is not None
     by = graph.number(config.widths[config.lookup - 1] ** -0.5, "float32")
     flat = graph.add("per_layer.projected", "Mul", write_product(graph, "per_layer.project", x), by)
     projected = graph.add("per_layer.layers", "Reshape", flat, graph.numbers(0, 0, layers.layers, layers.width))
@@ -78,12 +120,12 @@ def write_layer_inputs(graph: GraphBuilder, config: FrontEndConfig, ids: str, x:
     root = graph.add("per_layer.reciprocal", "Pow", shifted, graph.number(-0.5, "float32"))
     normed = graph.add("per_layer.normed", "Mul", projected, root)
     weighted = graph.add("per_layer.weighted", "Mul", normed, graph.weight("per_layer.norm.weight"))
-    total = graph.add("per_layer.sum", "Add", weighted, write_layer_tokens(graph, config, ids))
+    total = graph.add("per_layer.sum", "Add", weighted, _write_layer_tokens(graph, config, layers))
     combined = graph.add("per_layer.combined", "Mul", total, graph.number(2**-0.5, "float32"))
     return graph.add("per_layer.inputs", "Reshape", combined, graph.numbers(0, 0, layers.layers * layers.width))
 
 
-def write_ngram_row_ids(graph: GraphBuilder, config: NgramConfig, vocab_size: int, ids: str, context: str) -> str:
+def _write_ngram_row_ids(graph: GraphBuilder, config: NgramConfig, vocab_size: int, ids: str, context: str) -> str:
     """Write the row of each head in the table of its layer, int64 (B, L, N, H), for all layers at once.
 
     A head hashes the last 2 to n ids: the exclusive or of each id times its factor, modulo the rows of the head. Ids
@@ -119,7 +161,7 @@ def write_ngram_row_ids(graph: GraphBuilder, config: NgramConfig, vocab_size: in
     return graph.add("ngrams.row_ids", "Concat", *heads, axis=-1)
 
 
-def write_ngrams(graph: GraphBuilder, config: NgramConfig, row_ids: str) -> str:
+def _write_ngrams(graph: GraphBuilder, config: NgramConfig, row_ids: str) -> str:
     """Write the n-gram embeddings, float32 (B, L, N, E), of the rows `row_ids`, (B, L, N, H)."""
     layers = []
     for number in range(len(config.layers)):

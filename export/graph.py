@@ -1,29 +1,16 @@
-"""Writes the ONNX graphs of a front-end from its steps: a function for each kind of step, over one data file.
+"""Writes the steps of a front-end as ONNX nodes: a function for each kind of step.
 
-Letters: B batch, L length, D output width, V rows of a table.
+Letters: B batch, L length.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial, reduce
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 
-from preblock.export.external_data import ALIGNMENT_BYTES, DataFile
-from preblock.export.further_outputs import (
-    write_layer_inputs,
-    write_layer_tokens,
-    write_ngram_row_ids,
-    write_ngrams,
-    write_product,
-    write_rotary,
-)
-from preblock.export.graph_builder import Array, GraphBuilder, Outputs, TensorStore, label, rounded_number, save_graph
-from preblock.export.progress import Report, StepProgress
-from preblock.export.table_formats import TableFormat, table_names, transposed_names
+from preblock.export.graph_builder import Array, GraphBuilder, rounded_number
 from preblock.models.config import FrontEndConfig
-from preblock.models.frontend_data import FrontEndData
 from preblock.models.sinusoid_tables import COSINE, SINE, exact_sinusoids, library_table, turns_per_position
 from preblock.models.steps import (
     Levels,
@@ -39,154 +26,10 @@ from preblock.models.steps import (
     Weights,
     names_of,
 )
-from preblock.service.artifacts.names import (
-    CONTEXT,
-    DATA,
-    EMBEDDINGS,
-    EMBEDDINGS_GRAPH,
-    GRAPH,
-    LAYER_INPUTS_GRAPH,
-    LAYER_TOKENS_GRAPH,
-    NGRAM_IDS_GRAPH,
-    NGRAM_ROW_IDS,
-    NGRAM_ROWS_GRAPH,
-    NGRAMS,
-    NGRAMS_GRAPH,
-    PER_LAYER,
-    PER_LAYER_TOKENS,
-    TOKEN_EMBEDDINGS,
-    TOKEN_GRAPH,
-    UNSCALED,
-    UNSCALED_GRAPH,
-)
 
 INPUT_IDS, OFFSET, MASK = "input_ids", "offset", "attention_mask"
 TABLE_CHUNK = 1024
 """Positions of a table of sinusoids computed at once, to bound the working memory."""
-
-
-def write_graphs(
-    data: FrontEndData, folder: Path, report: Report = lambda _: None, format_: TableFormat | None = None
-) -> None:
-    """Write the graphs of `data` into `folder`, over one data file.
-
-    - `model.onnx` has int64 inputs `input_ids` (batch, length) and `offset` (1,) or (batch,), and the float32 output
-      `embeddings` (batch, length, D). Further indices and `attention_mask` (batch, length) are inputs if the
-      front-end has them. It holds every trained weight, also those of other graphs.
-    - `token.onnx` has input `input_ids` and output `token_embeddings`; it is omitted if that equals `embeddings`.
-    - `unscaled.onnx` has output `unscaled_token_embeddings`, if `token_embeddings` include an embedding scale.
-    - `layer.tokens.onnx` and `layer.inputs.onnx` have the inputs of all layers, if there are any.
-    - `ngrams.onnx` and `ngram.ids.onnx` have the n-gram embeddings and their rows, and the further input `context`
-      (batch, n - 1); `ngram.rows.onnx` has the embeddings of row ids, its only input.
-    - With rotary attention, `model.onnx` also has cosines and sines, (1 or batch, length, R). `embeddings.onnx` omits
-      them, because onnxruntime computes every output of a graph.
-
-    Args:
-        data: the front-end.
-        folder: of the artifact, without a data file.
-        report: receives the progress of a long step.
-        format_: stored type of the tables; default float32.
-
-    Raises:
-        ExportError: ONNX rejects a graph.
-
-    """
-    transposed = transposed_names(data.config)
-    trained = {
-        name: values.T if name in transposed else values
-        for name, values in data.tensors.items()
-        if not name.startswith("bias.")
-    }
-    step = f"rounding the tables to {format_.dtype}" if format_ else "writing the graph"
-    report(step)
-    rounded = table_names(data.config) if format_ else []
-    twice = rounded if format_ and format_.scale == "tensor" else []
-    progress = StepProgress(report, step, sum(4 * trained[name].size for name in (*trained, *twice)))
-    with (folder / DATA).open("xb") as stream:
-        store = TensorStore(trained, DataFile(stream, progress, ALIGNMENT_BYTES if format_ else 1), rounded, format_)
-        # The order of the steps decides about the order of the tensors in the data file.
-        main = GraphBuilder(store)
-        outputs = _write_main(main, data.config)
-        models = {}
-        for file, write in _further_graphs(data.config).items():
-            graph = GraphBuilder(store)
-            models[file] = graph.finish(write(graph))
-        for name in trained:
-            main.weight(name)
-        models[GRAPH] = main.finish(outputs)
-    for file, model in models.items():
-        label(model, file, data.signature)
-        save_graph(model, folder / file)
-
-
-def _write_main(graph: GraphBuilder, config: FrontEndConfig, rotary: bool = True) -> Outputs:
-    """Write all steps, and the rotary outputs on request."""
-    signature = config.signature
-    graph.input(INPUT_IDS, "batch", "length")
-    graph.input(OFFSET, "offsets")
-    for name in (*signature.indices, *([MASK] if signature.needs_mask else [])):
-        graph.input(name, "batch", "length")
-    outputs: Outputs = {EMBEDDINGS: (write_steps(graph, config), "float32", ("batch", "length", signature.width))}
-    for output in config.rotary if rotary else ():
-        for name, value in write_rotary(graph, output, write_position_index(graph)).items():
-            outputs[name] = (value, output.dtype, ("offsets", "length", output.columns))
-    return outputs
-
-
-def _further_graphs(config: FrontEndConfig) -> dict[str, Callable[[GraphBuilder], Outputs]]:
-    """Return the files beside `model.onnx`, and the function that writes each."""
-    signature = config.signature
-    graphs: dict[str, Callable[[GraphBuilder], Outputs]] = {}
-    if signature.rotary:
-        graphs[EMBEDDINGS_GRAPH] = partial(_write_main, config=config, rotary=False)
-    if signature.lookup_width is not None:
-        graphs[TOKEN_GRAPH] = partial(_write_lookup, config=config, output=TOKEN_EMBEDDINGS, count=config.lookup)
-    if signature.unscaled_width is not None:
-        graphs[UNSCALED_GRAPH] = partial(_write_lookup, config=config, output=UNSCALED, count=1)
-    if config.per_layer is not None:
-        graphs[LAYER_TOKENS_GRAPH] = partial(_write_layers, config=config, output=PER_LAYER_TOKENS)
-        graphs[LAYER_INPUTS_GRAPH] = partial(_write_layers, config=config, output=PER_LAYER)
-    if config.ngrams is not None:
-        graphs[NGRAM_IDS_GRAPH] = partial(_write_ngrams, config=config, output=NGRAM_ROW_IDS)
-        if not config.ngrams.referenced:
-            graphs[NGRAMS_GRAPH] = partial(_write_ngrams, config=config, output=NGRAMS)
-            graphs[NGRAM_ROWS_GRAPH] = partial(_write_ngrams, config=config, output=NGRAMS, given=True)
-    return graphs
-
-
-def _write_lookup(graph: GraphBuilder, config: FrontEndConfig, output: str, count: int) -> Outputs:
-    """Write the first `count` steps, which need token ids alone."""
-    graph.input(INPUT_IDS, "batch", "length")
-    width = config.widths[count - 1]
-    return {output: (write_steps(graph, config, count), "float32", ("batch", "length", width))}
-
-
-def _write_layers(graph: GraphBuilder, config: FrontEndConfig, output: str) -> Outputs:
-    """Write the inputs of all layers: their token part, or the combined form."""
-    layers = config.per_layer
-    assert layers is not None
-    ids = graph.input(INPUT_IDS, "batch", "length")
-    if output == PER_LAYER_TOKENS:
-        value = write_layer_tokens(graph, config, ids)
-        return {output: (value, "float32", ("batch", "length", layers.layers, layers.width))}
-    x = write_steps(graph, config, config.lookup)
-    value = write_layer_inputs(graph, config, ids, x)
-    return {output: (value, "float32", ("batch", "length", layers.layers * layers.width))}
-
-
-def _write_ngrams(graph: GraphBuilder, config: FrontEndConfig, output: str, given: bool = False) -> Outputs:
-    """Write the row ids of n-grams, or their embeddings; the row ids are `given` or computed."""
-    ngrams = config.ngrams
-    assert ngrams is not None
-    rows = ("batch", "length", len(ngrams.layers), ngrams.heads_of_layer)
-    if given:
-        row_ids = graph.input(NGRAM_ROW_IDS, *rows)
-    else:
-        ids, context = graph.input(INPUT_IDS, "batch", "length"), graph.input(CONTEXT, "batch", ngrams.history)
-        row_ids = write_ngram_row_ids(graph, ngrams, config.tokens.rows, ids, context)
-    if output == NGRAM_ROW_IDS:
-        return {output: (row_ids, "int64", rows)}
-    return {output: (write_ngrams(graph, ngrams, row_ids), "float32", ("batch", "length", rows[2], ngrams.width))}
 
 
 def write_steps(graph: GraphBuilder, config: FrontEndConfig, count: int | None = None) -> str:
@@ -275,6 +118,11 @@ def _write_rms_norm(graph: GraphBuilder, name: str, step: RmsNorm, x: str) -> st
     if step.weight is None:
         return normed
     return graph.add(f"{name}.product", "Mul", normed, graph.weight(f"{name}.weight"))
+
+
+def write_product(graph: GraphBuilder, name: str, x: str) -> str:
+    """Write the product of `x` and the trained weight `<name>.weight`, stored transposed, (in, out)."""
+    return graph.add(f"{name}.product", "MatMul", x, graph.weight(f"{name}.weight"))
 
 
 def _write_projection(graph: GraphBuilder, name: str, step: Project, x: str) -> str:

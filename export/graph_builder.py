@@ -18,35 +18,8 @@ from preblock.export.errors import ExportError
 from preblock.export.external_data import MAX_INLINE_BYTES, DataFile
 from preblock.export.table_formats import SCALE, WIDTH, TableFormat
 from preblock.models.modules.signature import Signature, StemSignature
-from preblock.service.artifacts.names import (
-    BIAS_GRAPH,
-    EMBEDDINGS_GRAPH,
-    GRAPH,
-    LAYER_INPUTS_GRAPH,
-    LAYER_TOKENS_GRAPH,
-    NGRAM_IDS_GRAPH,
-    NGRAM_ROWS_GRAPH,
-    NGRAMS_GRAPH,
-    TOKEN_GRAPH,
-    UNSCALED_GRAPH,
-)
 
 IR_VERSION, OPSET = 10, 20
-UNCHECKED = "It checks no index and no length: a negative index wraps, and a GPU may answer zeros to one too large."
-GRAPHS = {
-    GRAPH: f"The vectors that enter block 0 of a transformer, and what its attention is given. {UNCHECKED}",
-    EMBEDDINGS_GRAPH: f"The vectors that enter block 0 of a transformer, alone. {UNCHECKED}",
-    TOKEN_GRAPH: f"The vectors of a transformer's own lookup, before positions and norm. {UNCHECKED}",
-    UNSCALED_GRAPH: f"The rows of a transformer's token table, without its embedding scale. {UNCHECKED}",
-    LAYER_TOKENS_GRAPH: f"The token part of the inputs of all layers of a transformer. {UNCHECKED}",
-    LAYER_INPUTS_GRAPH: f"The inputs of all layers of a transformer, besides its hidden states. {UNCHECKED}",
-    NGRAMS_GRAPH: f"The n-gram embeddings of some layers of a transformer, from the last ids. {UNCHECKED}",
-    NGRAM_IDS_GRAPH: f"The rows of n-gram tables for some layers of a transformer, from the last ids. {UNCHECKED}",
-    NGRAM_ROWS_GRAPH: f"The n-gram embeddings of some layers of a transformer, from the rows. {UNCHECKED}",
-    BIAS_GRAPH: "What attention adds for the distance between a query and a key.",
-}
-"""The graphs of an artifact, and the description in the metadata of each."""
-
 DATA_TYPES = {
     "float32": TensorProto.FLOAT,
     "float64": TensorProto.DOUBLE,
@@ -213,8 +186,8 @@ def rounded_number(value: float, dtype: str) -> float:
     return float(np.float32(value).astype(dtype))
 
 
-def label(model: onnx.ModelProto, file: str, signature: Signature | StemSignature) -> None:
-    """Write producer, name, description and limits into the model of the graph `file`, for use without its manifest.
+def label(model: onnx.ModelProto, file: str, title: str, signature: Signature | StemSignature) -> None:
+    """Write producer, name, `title` and limits into the model of the graph `file`, for use without its manifest.
 
     Equal front-ends get equal metadata: no path, no time, nothing of this machine.
     """
@@ -226,7 +199,7 @@ def label(model: onnx.ModelProto, file: str, signature: Signature | StemSignatur
     indices = signature.indices if isinstance(signature, Signature) else {}
     properties |= {f"preblock.indices.{name}": str(count) for name, count in indices.items()}
     model.producer_name, model.producer_version = "preblock", __version__
-    model.doc_string = GRAPHS[file]
+    model.doc_string = title
     model.graph.name = Path(file).stem
     helper.set_model_props(model, properties)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from preblock import __version__
-from preblock.export.arguments import SMALL_FILES, parse_source
 from preblock.export.errors import ExportError
+from preblock.export.options import SMALL_FILES, ResolvedSource
 from preblock.export.progress import Report, StepProgress
 from preblock.export.publication import versions
 from preblock.models.checkpoints.weight_files import CheckpointError, check_file
@@ -37,45 +37,44 @@ class SameExport:
     warning: str = ""
 
 
-def hash_source(source: str, report: Report) -> dict[str, str]:
-    """Return the SHA-256 of each file that an export of the folder `source` reads or looks for, by its name.
+def hash_source(source: ResolvedSource, report: Report) -> dict[str, str]:
+    """Return the SHA-256 of each file that an export of the folder reads or looks for, by its name.
 
     Empty for another kind of source, and for a folder whose files cannot be read: the export says why.
     """
-    if parse_source(source).kind != "folder":
+    if source.format is None:
         return {}
     from preblock.export.source import weight_files
 
-    folder = Path(source)
+    folder = Path(source.text)
     with suppress(ExportError, CheckpointError, OSError):
         names = [name for name in SOUGHT_FILES if os.path.lexists(folder / name)]
-        names = sorted({*names, *weight_files(folder, {})})
+        names = sorted({*names, *weight_files(folder, source.format, source.options)})
         progress = _progress(folder, names, report)
         return {name: _hash(folder / name, progress.sha256) for name in names}
     return {}
 
 
-def find_same(source: str, name: str, repository: Path, report: Report, cache: Path | None) -> SameExport | None:
-    """Return the newest version of `name` in `repository` if it is an export of `source` as it is now; else None.
+def find_same(source: ResolvedSource, repository: Path, report: Report, cache: Path | None) -> SameExport | None:
+    """Return the newest version of the model in `repository` if it is an export of `source` as it is now; else None.
 
     It is the same if this release exported it with default options from the same preset, from the same commit of the
     hub, or from a folder with the same files. Older versions do not count: the service answers with the newest one.
 
     Args:
-        source: an existing folder, a preset, or `hf:owner/name[@revision]`.
-        name: name of the model.
+        source: the source, with default options.
         repository: folder of the models.
         report: receives the progress of hashing.
         cache: folder of the hashes that earlier runs computed; None for none.
 
     Raises:
-        ExportError: the manifest of the newest version cannot be read, or `source` is no source.
+        ExportError: the manifest of the newest version cannot be read.
 
     """
-    asked, version = parse_source(source), max(versions(repository / name), default=0)
+    asked, version = source.record, max(versions(repository / source.name), default=0)
     if not version:
         return None
-    folder = repository / name / str(version)
+    folder = repository / source.name / str(version)
     try:
         manifest = read_manifest(folder)
     except ArtifactError as error:
@@ -85,7 +84,7 @@ def find_same(source: str, name: str, repository: Path, report: Report, cache: P
     if not same or stored.options or manifest.versions.get("preblock") != __version__:
         return None
     if asked.kind == "folder":
-        return SameExport(version) if _has_files(Path(source), stored.files, report, cache) else None
+        return SameExport(version) if _has_files(Path(source.text), stored.files, report, cache) else None
     return SameExport(version) if asked.kind == "preset" else _compare_commits(asked, stored, version)
 
 

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from preblock.export.errors import ParityError
-from preblock.export.parity_cases import BIAS_GRID, UNLIMITED_LENGTH, arguments_of, feeds_of, grid
+from preblock.export.parity_cases import UNLIMITED_LENGTH, arguments_of, feeds_of, grid
 from preblock.export.reference import Described, Reference
 from preblock.models.modules.bias import RelativeSinusoidConfig
-from preblock.models.modules.ngram_config import CONTEXT
 from preblock.models.modules.rotary_config import attention_factor
 from preblock.models.steps import Project
-from preblock.service.artifacts.names import EMBEDDINGS, NGRAM_ROW_IDS, PER_LAYER_TOKENS, TOKEN_EMBEDDINGS
+from preblock.service.artifacts.names import EMBEDDINGS
 from preblock.service.artifacts.parity import OutputParity, ParityCase
 from preblock.service.runtime.session import Session
 
@@ -35,34 +34,12 @@ ROTARY_ULP = 1.0
 SINUSOID_ULP = 1.0
 """ULP of 1, for sines of the same float32 angle by two libraries. Other biases must be bit for bit equal."""
 ULP_OF_ONE = float(np.spacing(np.float32(1)))
-LOOKUP_CHUNK_VALUES = 2**20
-"""Values of the lookup computed at once."""
 COMPARED_CHUNK_VALUES = 2**18
 """Values compared at once."""
 Float32 = NDArray[np.float32]
 Arguments = dict[str, JsonValue]
-ByteCount = Callable[[int], None]
-"""Receives a number of further bytes."""
 CaseReport = Callable[[int, int, int], None]
 """Receives the number of finished cases, the number of all cases, and the bytes of the last one."""
-
-
-def prove(reference: Reference, session: Session, report: CaseReport = lambda *_: None) -> OutputParity:
-    """Compare `embeddings` of `session` with `reference` over the grid.
-
-    Raises:
-        ParityError: a case differs by more than allowed; the error names the worst.
-
-    """
-    signature = reference.signature
-    calls, cases = list(grid(signature)), []
-    for case in calls:
-        feeds = feeds_of(signature, case)
-        # Omitted indices compare the defaults of the reference with zeros in the graph.
-        expected = reference.vectors(feeds, indices=case.segments, mask=case.padding != "none")
-        cases.append(run_case(session, feeds, expected, arguments_of(case)))
-        report(len(cases), len(calls), expected.nbytes)
-    return judge(EMBEDDINGS, cases, allowed_ulp(reference))
 
 
 def allowed_ulp(described: Described) -> float:
@@ -92,74 +69,15 @@ def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> Outpu
     return OutputParity(allowed_ulp=allowed_ulp, max_abs=max_abs, max_ulp=worst.max_ulp, cases=tuple(cases))
 
 
-def prove_lookup(
-    reference: Reference, session: Session, count_bytes: ByteCount = lambda _: None, output: str = TOKEN_EMBEDDINGS
-) -> OutputParity:
-    """Compare the model's own token lookup with `reference.look_up`, for every id, bit for bit.
-
-    The output is `token_embeddings`, or `embeddings` if the two are equal; or `unscaled_token_embeddings`.
-    `count_bytes` receives the number of bytes of each chunk of ids.
-
-    Raises:
-        ParityError: a value differs.
-
-    """
-    signature, cases = reference.signature, []
-    ids = np.arange(signature.vocab_size).reshape(-1, 1)  # rows of length 1 fit within every limit
-    scaled = output == TOKEN_EMBEDDINGS
-    output = EMBEDDINGS if scaled and signature.lookup_width is None else output
-    count = min(4096, 1 + LOOKUP_CHUNK_VALUES // (signature.lookup_width or signature.width))
-    for part in np.array_split(ids, 1 + ids.size // count):
-        expected = reference.look_up(part, scaled)
-        arguments: Arguments = {"from_id": int(part[0, 0]), "to_id": int(part[-1, 0])}
-        feeds = {"input_ids": part, "offset": np.zeros(1, np.int64)}
-        cases.append(run_case(session, feeds, expected, arguments, output))
-        count_bytes(expected.nbytes)
-    return judge(output, cases, 0.0)
-
-
-def per_layer_ulp(described: Described, output: str) -> float:
-    """Return the allowed error of per-layer inputs: none without a projection, whose D products may have any order."""
+def per_layer_ulp(described: Described) -> float:
+    """Return the allowed error of the combined inputs of layers, sums of D products in any order."""
     config = described.config
-    if output == PER_LAYER_TOKENS or config is None:
-        return 0.0
-    return ALLOWED_ULP + ROOT_ULP * math.sqrt(config.widths[config.lookup - 1])
+    return ALLOWED_ULP + ROOT_ULP * math.sqrt(config.widths[config.lookup - 1]) if config else 0.0
 
 
-def prove_per_layer(reference: Reference, session: Session, output: str) -> OutputParity:
-    """Compare an output of per-layer inputs with `reference`, for every id; the token part bit for bit.
-
-    Raises:
-        ParityError: a case differs by more than allowed.
-
-    """
-    signature, cases = reference.signature, []
-    layers, width = signature.per_layer or (1, 1)
-    ids = np.arange(signature.vocab_size).reshape(-1, 1)
-    for part in np.array_split(ids, 1 + ids.size // min(4096, 1 + LOOKUP_CHUNK_VALUES // (layers * width))):
-        feeds = {"input_ids": part, "offset": np.zeros(1, np.int64)}
-        expected = reference.per_layer_outputs(part)[output]
-        arguments: Arguments = {"from_id": int(part[0, 0]), "to_id": int(part[-1, 0])}
-        cases.append(run_case(session, feeds, expected, arguments, output))
-    return judge(output, cases, per_layer_ulp(reference, output))
-
-
-def prove_ngrams(reference: Reference, session: Session, output: str, title: str | None = None) -> OutputParity:
-    """Compare the n-gram embeddings or the row ids of `session` with `reference` over the shapes of the grid.
-
-    Every bit must be equal. `title` names the output in errors; default its name. The graph may take row ids.
-
-    Raises:
-        ParityError: a value differs.
-
-    """
-    cases = []
-    for case in (case for case in grid(reference.signature) if case.offset == (0,)):
-        feeds = feeds_of(reference.signature, case)
-        found = reference.ngram_outputs(feeds["input_ids"], feeds[CONTEXT])
-        given = {**feeds, NGRAM_ROW_IDS: found[NGRAM_ROW_IDS]}
-        cases.append(run_case(session, given, found[output], arguments_of(case), output))
-    return judge(title or output, cases, 0.0)
+def bias_ulp(described: Described) -> float:
+    """Return the allowed error of a bias: none except for sinusoids."""
+    return SINUSOID_ULP if described.config and isinstance(described.config.bias, RelativeSinusoidConfig) else 0.0
 
 
 def prove_rotary(reference: Reference, session: Session, alone: Session) -> dict[str, OutputParity]:
@@ -189,23 +107,6 @@ def prove_rotary(reference: Reference, session: Session, alone: Session) -> dict
                 wanted = np.clip(found[name], *(bound.astype(np.float32) for bound in bounds))
             cases[name].append(compare(found[name], wanted, arguments, unit))
     return {name: judge(name, compared, ROTARY_ULP) for name, compared in cases.items()}
-
-
-def prove_bias(reference: Reference, session: Session) -> OutputParity:
-    """Compare the graph `bias.onnx`, opened in `session`, with `reference` over lengths of queries and keys.
-
-    Raises:
-        ParityError: a case differs by more than allowed (0 except for sinusoids); the error names the worst.
-
-    """
-    output, cases = session.outputs[0].name, []
-    sinusoid = reference.config is not None and isinstance(reference.config.bias, RelativeSinusoidConfig)
-    for query_offset, query_length, key_length in BIAS_GRID:
-        lengths = {"query_length": query_length, "key_length": key_length}
-        lengths = lengths if sinusoid else {"query_offset": query_offset, **lengths}
-        feeds = {name: np.array([length]) for name, length in lengths.items()}
-        cases.append(run_case(session, feeds, reference.bias(lengths), dict(lengths), output, ULP_OF_ONE))
-    return judge(output, cases, SINUSOID_ULP if sinusoid else 0.0)
 
 
 def run_case(

@@ -3,6 +3,7 @@
 Letters: B batch, L length, M maximum length, Q query length, K key length.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -10,8 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
+from preblock.export.reference import Described, ngram_row_ids
+from preblock.models.modules.bias import RelativeSinusoidConfig
 from preblock.models.modules.ngram_config import CONTEXT
 from preblock.models.modules.signature import Signature
+from preblock.service.artifacts.names import NGRAM_ROW_IDS
 
 BATCHES = (1, 2, 5)
 LENGTHS = (1, 2, 17)
@@ -21,6 +25,8 @@ UNLIMITED_LENGTH = 512
 """Longest row without a table of positions to set a limit."""
 ID_WINDOW_VALUES = 2**23
 """Values of the token table used by one case, besides the first and the last row."""
+LOOKUP_CHUNK_VALUES = 2**20
+"""Values of a lookup computed at once."""
 PADDINGS: tuple[Literal["none", "left", "right"], ...] = ("none", "left", "right")
 LONG, FAR = 5000, 10**6
 BIAS_GRID: tuple[tuple[int, int, int], ...] = (
@@ -104,3 +110,55 @@ def feeds_of(signature: Signature, case: GridCase) -> dict[str, NDArray[np.int64
 def arguments_of(case: GridCase) -> dict[str, JsonValue]:
     """Return a case as a JSON object."""
     return {**case._asdict(), "offset": list(case.offset)}
+
+
+class Call(NamedTuple):
+    """Inputs of a graph, their description, and the names of the inputs withheld from the reference."""
+
+    feeds: dict[str, NDArray[np.int64]]
+    arguments: dict[str, JsonValue]
+    omitted: tuple[str, ...] = ()
+
+
+def grid_calls(described: Described, shape: tuple[int, ...]) -> Iterator[Call]:
+    """Yield the calls of the grid; also every id if the vectors are the lookup, and depend on nothing else."""
+    signature = described.signature
+    for case in grid(signature):
+        # Omitted indices compare the defaults of the reference with zeros in the graph.
+        omitted = (
+            *(() if case.segments else signature.indices),
+            *(("attention_mask",) if case.padding == "none" else ()),
+        )
+        yield Call(feeds_of(signature, case), arguments_of(case), omitted)
+    if signature.lookup_width is None and described.config and described.config.only_looks_up:
+        yield from id_calls(described, shape)
+
+
+def id_calls(described: Described, shape: tuple[int, ...]) -> Iterator[Call]:
+    """Yield calls with every id, for values of `shape`."""
+    ids = np.arange(described.signature.vocab_size).reshape(-1, 1)  # rows of length 1 fit within every limit
+    count = min(4096, 1 + LOOKUP_CHUNK_VALUES // math.prod(shape))
+    for part in np.array_split(ids, 1 + ids.size // count):
+        arguments: dict[str, JsonValue] = {"from_id": int(part[0, 0]), "to_id": int(part[-1, 0])}
+        yield Call({"input_ids": part, "offset": np.zeros(1, np.int64)}, arguments)
+
+
+def ngram_calls(described: Described, _: tuple[int, ...]) -> Iterator[Call]:
+    """Yield the calls of the grid without an offset; row ids are there for the graph that takes them."""
+    assert described.config
+    assert described.config.ngrams
+    for case in grid(described.signature):
+        if case.offset == (0,):
+            feeds = feeds_of(described.signature, case)
+            ids = described.config.ngrams, described.signature.vocab_size, feeds["input_ids"], feeds[CONTEXT]
+            yield Call(feeds | {NGRAM_ROW_IDS: ngram_row_ids(*ids)}, arguments_of(case))
+
+
+def bias_calls(described: Described, _: tuple[int, ...]) -> Iterator[Call]:
+    """Yield lengths of queries and keys."""
+    assert described.config
+    sinusoid = isinstance(described.config.bias, RelativeSinusoidConfig)
+    for query_offset, query_length, key_length in BIAS_GRID:
+        lengths: dict[str, JsonValue] = {} if sinusoid else {"query_offset": query_offset}
+        lengths |= {"query_length": query_length, "key_length": key_length}
+        yield Call({name: np.array([length]) for name, length in lengths.items()}, lengths)

@@ -74,11 +74,8 @@ class Reference(Described, Protocol):
     def version(self) -> str:
         """Name and version of the library that computes them, such as "numpy 2.3.1"."""
 
-    def vectors(self, feeds: Mapping[str, Int64], indices: bool = True, mask: bool = True) -> Float32:
-        """Return the vectors (B, L, D) entering block 0 for the inputs of the graph.
-
-        Its further indices are omitted unless `indices` is set, and `attention_mask` unless `mask` is set.
-        """
+    def vectors(self, feeds: Mapping[str, Int64]) -> Float32:
+        """Return the vectors (B, L, D) entering block 0 for inputs of the graph; indices and mask may be missing."""
 
     def look_up(self, ids: Int64, scaled: bool = True) -> Float32:
         """Return the model's own lookup of `ids` (B, L); with `scaled` false, the rows of its token table."""
@@ -130,16 +127,9 @@ class NumpyReference:
         """The steps and further outputs."""
         return self._config
 
-    def vectors(self, feeds: Mapping[str, Int64], indices: bool = True, mask: bool = True) -> Float32:
+    def vectors(self, feeds: Mapping[str, Int64]) -> Float32:
         """Return the vectors (B, L, D); arguments as in `Reference`."""
-        given = {name: feeds[name] for name in self._config.indices if indices}
-        return self._run(
-            self._config.steps,
-            feeds["input_ids"],
-            feeds["offset"],
-            given,
-            feeds.get("attention_mask") if mask else None,
-        )
+        return self._run(self._config.steps, feeds["input_ids"], feeds["offset"], feeds, feeds.get("attention_mask"))
 
     def look_up(self, ids: Int64, scaled: bool = True) -> Float32:
         """Return the model's own lookup, or the rows of its token table."""

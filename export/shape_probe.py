@@ -12,20 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.export.errors import ParityError
-from preblock.export.parity import Arguments, Float32, allowed_ulp, compare, judge, per_layer_ulp
+from preblock.export.outputs import OUTPUTS
+from preblock.export.parity import Arguments, Float32, compare, judge
 from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, feeds_of, longest
 from preblock.export.reference import Reference
 from preblock.models.modules.ngram_config import CONTEXT
-from preblock.service.artifacts.names import (
-    EMBEDDINGS,
-    LOOKUPS,
-    NGRAM_ROW_IDS,
-    NGRAMS,
-    PER_LAYER,
-    PER_LAYER_TOKENS,
-    TOKEN_EMBEDDINGS,
-    UNSCALED,
-)
+from preblock.service.artifacts.names import EMBEDDINGS
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.session import Session
 
@@ -45,18 +37,12 @@ class ShapeProbe:
     """
 
     def __init__(self, reference: Reference, session: Session, graph: str) -> None:
+        output = OUTPUTS[graph]
         self._reference, self._session, self._graph = reference, session, graph
         self._output = session.outputs[0].name
-        signature = reference.signature
-        widths = {TOKEN_EMBEDDINGS: signature.lookup_width, UNSCALED: signature.unscaled_width}
-        layers = signature.per_layer or (0, 0)
-        shapes = {PER_LAYER_TOKENS: layers, PER_LAYER: (math.prod(layers),)}
-        shapes |= {NGRAMS: signature.ngrams or (0, 0), NGRAM_ROW_IDS: signature.row_ids or (0, 0)}
-        self._shape: tuple[int | None, ...] = shapes.get(self._output, (widths.get(self._output, signature.width),))
-        self._allowed = 0.0 if self._output in (*LOOKUPS, NGRAMS, NGRAM_ROW_IDS) else allowed_ulp(reference)
-        if self._output in (PER_LAYER_TOKENS, PER_LAYER):
-            self._allowed = per_layer_ulp(reference, self._output)
-        self._end = signature.max_len or UNLIMITED_LENGTH
+        self._expected, self._allowed = output.expect, output.allowed_ulp(reference)
+        self._shape = output.shape(reference) or ()
+        self._end = reference.signature.max_len or UNLIMITED_LENGTH
 
     def check(self) -> None:
         """Run the graph over batches, lengths and offsets.
@@ -79,7 +65,7 @@ class ShapeProbe:
         for length in lengths[first:]:
             self._check_axis("length", 1, length)
         for batch, length in itertools.product(BATCHES[1:], lengths[1:]):
-            if batch == 1 or batch * length * math.prod(size or 0 for size in self._shape) <= MAX_OUTPUT_VALUES:
+            if batch == 1 or batch * length * math.prod(self._shape) <= MAX_OUTPUT_VALUES:
                 self._check_values(batch, length)
         if self._output == EMBEDDINGS and self._reference.signature.max_len and self._session.provider == CPU:
             self._check_beyond()
@@ -149,15 +135,9 @@ class ShapeProbe:
         return found
 
     def _expect(self, batch: int, length: int, offset: tuple[int, ...]) -> Float32:
-        reference, feeds = self._reference, self._feeds(batch, length, offset)
-        ids = feeds["input_ids"]
-        if self._output in LOOKUPS:
-            return reference.look_up(ids, self._output != UNSCALED)
-        if self._output in (PER_LAYER_TOKENS, PER_LAYER):
-            return reference.per_layer_outputs(ids)[self._output]
-        if self._output in (NGRAMS, NGRAM_ROW_IDS):
-            return reference.ngram_outputs(ids, feeds[CONTEXT])[self._output]
-        return reference.vectors(feeds, indices=bool(reference.signature.needed), mask=False)
+        signature, feeds = self._reference.signature, self._feeds(batch, length, offset)
+        omitted = ("attention_mask", *(() if signature.needed else signature.indices))
+        return self._expected(self._reference, {name: value for name, value in feeds.items() if name not in omitted})
 
     def _error(self, reason: str) -> ParityError:
         return ParityError(f"{self._graph}: {reason}")

@@ -1,7 +1,6 @@
 """Soft prompts of an export: one more table of the artifact."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,20 +12,9 @@ from preblock.models.checkpoints.soft_prompt_reader import read_soft_prompt
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.config import FrontEndConfig
 from preblock.service.artifacts.manifest import SoftPrompt
-from preblock.service.artifacts.names import NAME, SOFT_PROMPTS
+from preblock.service.artifacts.names import SOFT_PROMPTS
 
 OPTION = "--soft-prompt"
-
-
-def parse_soft_prompts(items: Sequence[str]) -> dict[str, Path]:
-    """Return the folder of each `NAME=FOLDER`; raise ExportError for a bad or repeated name."""
-    found: dict[str, Path] = {}
-    for item in items:
-        name, _, folder = item.partition("=")
-        if not re.fullmatch(NAME, name) or not folder or name in found:
-            raise ExportError(f"{OPTION}: got {item!r}, expected NAME=FOLDER, each NAME once")
-        found[name] = Path(folder)
-    return found
 
 
 def write_soft_prompts(loaded: LoadedSource, folders: Mapping[str, Path], folder: Path) -> LoadedSource:

@@ -5,11 +5,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, Union, Unpack
+from typing import TYPE_CHECKING, TypeAlias, Union
 
-from preblock.export.arguments import SMALL_FILES, Format, SourceOptions, detect_format, parse_source, refuse_choices
 from preblock.export.errors import ExportError
 from preblock.export.library_tokenizer import FOLDER_FILES
+from preblock.export.options import SMALL_FILES, ExportOptions, Format, ResolvedSource, detect_format
 from preblock.export.progress import Report, StepProgress
 from preblock.export.referenced_tables import ReferencedTables, reference_tables
 from preblock.export.tokenizer_conflicts import find_conflicts
@@ -78,36 +78,33 @@ class LoadedSource:
     warning: str = ""
 
 
-def load_source(
-    source: str, report: Report = lambda _: None, widen: bool = True, **choices: Unpack[SourceOptions]
-) -> LoadedSource:
-    """Load the front-end of `source`: an existing folder, a preset, or `hf:owner/name[@revision]`.
+def load_source(source: ResolvedSource, report: Report = lambda _: None) -> LoadedSource:
+    """Load the front-end of a source. A large table that is stored in another type than float32 stays as it is.
 
-    `report` receives the progress of a long step. `widen` and `choices` are the arguments of `read_frontend`.
+    `report` receives the progress of a long step.
 
     Raises:
-        ExportError: `source` is none of these, or cannot be read.
+        ExportError: the source cannot be read.
 
     """
-    report(f"reading {source}")
-    progress = StepProgress(report, f"reading {source}")
-    match parse_source(source):
-        case Source(kind="folder") as record:
-            return _load_folder(Path(source), record, choices, progress, widen)
-        case Source(kind="preset") as record:
-            refuse_choices(source, choices)
-            return LoadedSource(preset_data(source), record)
-        case record:
-            folder = _download(str(record.name), record.revision, choices)
-            return _load_folder(folder, record.model_copy(update={"revision": folder.name}), choices, progress, widen)
+    step = f"reading {source.text}"
+    report(step)
+    record, options = source.record, source.options
+    if record.kind == "preset":
+        return LoadedSource(preset_data(source.text), record)
+    if source.format is not None:
+        return _load_folder(Path(source.text), source.format, record, options, StepProgress(report, step))
+    folder, format_ = _download(str(record.name), record.revision, options)
+    record = record.model_copy(update={"revision": folder.name})
+    return _load_folder(folder, format_, record, options, StepProgress(report, step))
 
 
 def _load_folder(
-    folder: Path, record: Source, choices: SourceOptions, progress: StepProgress, widen: bool
+    folder: Path, format_: Format, record: Source, options: ExportOptions, progress: StepProgress
 ) -> LoadedSource:
-    format_ = _detect(folder, choices)
+    _check_torch(format_)
     discovery: OutputParity | None = None
-    tokens_only, tables, beside = choices.get("tokens_only", False), ReferencedTables(), dict[str, str]()
+    tables, beside, widen = ReferencedTables(), dict[str, str](), options.dtype == "float32"
     try:
         layout = find_static(folder) if format_ == "static" else None
         if layout:
@@ -118,19 +115,19 @@ def _load_folder(
         elif format_ == "stem":
             from preblock.models.checkpoints.stem_reader import read_stem
 
-            frontend = read_stem(folder, choices.get("side"))
+            frontend = read_stem(folder, options.side)
         elif format_ == "checkpoint":
-            further = {name: value for name, value in choices.items() if name not in ("tokens_only", "tokenizer")}
-            frontend = read_frontend(folder, **further, count_bytes=progress.add, widen=widen)  # type: ignore[arg-type]
-            if tokens_only:
+            chosen = options.side, options.arithmetic, options.segments, options.rotary_length
+            frontend = read_frontend(folder, *chosen, progress.add, widen, options.reference)
+            if options.tokens_only:
                 beside, frontend = inputs_beside(frontend.config), keep_tokens(frontend)
-            if choices.get("reference"):
-                tables = reference_tables(find_ngram_tables(folder, choices.get("side")), frontend)
+            if options.reference:
+                tables = reference_tables(find_ngram_tables(folder, options.side), frontend)
         else:
             # Imported here, because the export of a known family must not need transformers.
             from preblock.export.discovery.discovery import discover
 
-            found = discover(folder, read_config(folder), choices.get("side"), progress.add, widen, tokens_only)
+            found = discover(folder, read_config(folder), options.side, progress.add, widen, options.tokens_only)
             frontend, discovery, beside = found.frontend.data(), found.parity, found.beside
             record = record.model_copy(update={"discovered_with": found.library})
     except CheckpointError as error:
@@ -144,7 +141,7 @@ def _load_folder(
     if not isinstance(frontend, FrontEndData) or not os.path.lexists(tokenizer):
         return loaded
     _check_tokenizer(tokenizer, frontend)
-    conflicts = () if format_ == "description" else _check_folder(tokenizer, choices.get("tokenizer"))
+    conflicts = () if format_ == "description" else _check_folder(tokenizer, options.tokenizer)
     return replace(loaded, tokenizer=tokenizer, conflicts=conflicts)
 
 
@@ -185,30 +182,31 @@ def _load_static(folder: Path, layout: StaticLayout, record: Source) -> LoadedSo
     )
 
 
-def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
-    """Download the files of a front-end from a repository, and return the snapshot's folder."""
+def _download(name: str, revision: str | None, options: ExportOptions) -> tuple[Path, Format]:
+    """Download the files of a front-end from a repository, and return the snapshot's folder and its format."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES, *FOLDER_FILES]))
-        needed = weight_files(folder, choices)
+        format_ = detect_format(folder, options)
+        needed = weight_files(folder, format_, options)
         # The hub's cache names the folder of a snapshot by its commit.
         if needed and is_sharded(folder):  # a single file of weights wins over those of the index
             snapshot_download(name, revision=folder.name, allow_patterns=[WEIGHTS])
-            needed = needed if is_sharded(folder) else weight_files(folder, choices)
+            needed = needed if is_sharded(folder) else weight_files(folder, format_, options)
         snapshot_download(name, revision=folder.name, allow_patterns=[glob.escape(file) for file in needed])
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         at = f"@{revision}" if revision else ""
         raise ExportError(f"hf:{name}{at}: {' '.join(str(error).split())}") from error
-    return folder
+    return folder, format_
 
 
-def weight_files(folder: Path, choices: SourceOptions) -> list[str]:
+def weight_files(folder: Path, format_: Format, options: ExportOptions) -> list[str]:
     """Return the names of the weight files that the front-end in `folder` needs; raise CheckpointError if unknown."""
-    format_, side = _detect(folder, choices), choices.get("side")
+    _check_torch(format_)
     layout = find_static(folder) if format_ == "static" else None
     if layout:
         return static_files_needed(layout)
@@ -217,17 +215,15 @@ def weight_files(folder: Path, choices: SourceOptions) -> list[str]:
     if format_ == "stem":
         from preblock.models.checkpoints.stem_reader import stem_files_needed
 
-        return stem_files_needed(folder, side)
+        return stem_files_needed(folder, options.side)
     if format_ == "checkpoint":
-        return files_needed(folder, side, choices.get("segments", False))
+        return files_needed(folder, options.side, options.segments)
     from preblock.export.discovery.discovery import files_discovered
 
-    return files_discovered(folder, read_config(folder), side, choices.get("tokens_only", False))
+    return files_discovered(folder, read_config(folder), options.side, options.tokens_only)
 
 
-def _detect(folder: Path, choices: SourceOptions) -> Format:
-    """Return the format as `detect_format`; raise MissingTorchError as `import_torch` does."""
-    format_ = detect_format(folder, choices)
+def _check_torch(format_: Format) -> None:
+    """Raise MissingTorchError if the format needs torch, and it is not installed."""
     if format_ in NEEDS_TORCH:
         import_torch(NEEDS_TORCH[format_])
-    return format_

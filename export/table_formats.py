@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 from numpy.typing import DTypeLike, NDArray
 
-from preblock.export.arguments import check_scale
 from preblock.export.errors import ExportError
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_data import shapes_of
@@ -67,7 +66,6 @@ def find_format(dtype: str, scale: str | None = None) -> TableFormat | None:
         ExportError: there is no such format.
 
     """
-    check_scale(dtype, scale)
     if dtype == "float32":
         return None
     for format_ in FORMATS:

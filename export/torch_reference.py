@@ -98,15 +98,13 @@ class TorchReference:
         """The steps and further outputs; None for somebody's own module."""
         return self.frontend.config if isinstance(self.frontend, FrontEnd) else None
 
-    def vectors(self, feeds: Mapping[str, Int64], indices: bool = True, mask: bool = True) -> Float32:
+    def vectors(self, feeds: Mapping[str, Int64]) -> Float32:
         """Return the vectors (B, L, D); arguments as in `Reference`."""
         inputs: dict[str, Any] = {name: torch.from_numpy(array) for name, array in feeds.items()}
-        given = {name: inputs.pop(name) for name in self.signature.indices}
+        given = {name: inputs.pop(name) for name in self.signature.indices if name in inputs}
         inputs.pop(CONTEXT, None)  # no vector depends on it
-        if given and indices:
+        if given:
             inputs["indices"] = given
-        if not mask:
-            inputs.pop("attention_mask", None)
         with torch.inference_mode():
             vectors: Float32 = self.frontend(**inputs).numpy()
         return vectors

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from preblock.export.description import describe_artifact
 from preblock.export.errors import ExportError, UnrepeatableError
-from preblock.export.parity import prove, prove_bias, prove_lookup, prove_ngrams, prove_per_layer, prove_rotary
+from preblock.export.outputs import outputs_of
+from preblock.export.parity import prove_rotary
 from preblock.export.progress import Report, StepProgress
 from preblock.export.publication import replace_file
 from preblock.export.reference import NumpyReference, Reference
@@ -25,30 +26,7 @@ from preblock.models.frontend_data import FrontEndData
 from preblock.models.torch_import import MissingTorchError, import_torch
 from preblock.service.artifacts.io import check_files, read, read_manifest, write
 from preblock.service.artifacts.manifest import Artifact, Manifest, StemManifest, TokenEmbeddings
-from preblock.service.artifacts.names import (
-    BIAS_GRAPH,
-    DATA,
-    EMBEDDINGS,
-    EMBEDDINGS_GRAPH,
-    GRAPH,
-    LAYER_INPUTS_GRAPH,
-    LAYER_TOKENS_GRAPH,
-    MANIFEST,
-    NGRAM_IDS_GRAPH,
-    NGRAM_ROW_IDS,
-    NGRAM_ROWS_GRAPH,
-    NGRAMS,
-    NGRAMS_GRAPH,
-    NGRAMS_OF_ROWS,
-    OUTPUT_GRAPHS,
-    PARITY,
-    PER_LAYER,
-    PER_LAYER_TOKENS,
-    TOKEN_EMBEDDINGS,
-    TOKEN_GRAPH,
-    UNSCALED,
-    UNSCALED_GRAPH,
-)
+from preblock.service.artifacts.names import DATA, EMBEDDINGS, EMBEDDINGS_GRAPH, GRAPH, MANIFEST, OUTPUT_GRAPHS, PARITY
 from preblock.service.artifacts.ngram_check import check_ngram_tables
 from preblock.service.artifacts.onnx_check import check_graphs
 from preblock.service.artifacts.parity import OutputParity, Parity, ParityReport
@@ -63,8 +41,6 @@ from preblock.service.runtime.session import Session
 if TYPE_CHECKING:
     from preblock.models.modules.stems import Stem
 
-OpenGraph = Callable[[str], Session]
-"""Opens the graph of a file name."""
 Prove = Callable[[Path, str, Report], Parity]
 """Proves the artifact in a folder equal on a provider."""
 HUGE_BYTES = 2**27
@@ -153,15 +129,16 @@ def prove_artifact(reference: Reference, folder: Path, provider: str, report: Re
     def session(graph: str = GRAPH) -> Session:
         return open_session(folder, provider, graph)
 
-    # No variable holds a session, because an open one keeps the memory of its runs.
     outputs: dict[str, OutputParity] = {}
-    for graph in OUTPUT_GRAPHS:
-        if (folder / graph).is_file():
-            ShapeProbe(reference, session(graph), graph).check()
-    outputs[EMBEDDINGS] = prove(reference, session(), StepProgress(report, step).cases)
-    if reference.config is not None:
-        outputs |= _prove_lookups(reference, session, outputs[EMBEDDINGS], report)
-        outputs |= _prove_further_outputs(reference, folder, session, report)
+    open_graph = partial(open_session, folder, provider)
+    # No variable holds a session, because an open one keeps the memory of its runs.
+    for graph, output in outputs_of(reference).items():
+        if graph in OUTPUT_GRAPHS:
+            ShapeProbe(reference, open_graph(graph), graph).check()
+        if output.calls:
+            outputs |= output.prove(reference, open_graph(graph), StepProgress(report, f"{step}: {graph}"))
+    if reference.signature.rotary:
+        outputs |= prove_rotary(reference, open_graph(GRAPH), open_graph(EMBEDDINGS_GRAPH))
     return Parity(onnxruntime=runtime_providers.VERSION, reference=reference.version, outputs=outputs)
 
 
@@ -178,51 +155,6 @@ def prove_stem_artifact(stem: "Stem", folder: Path, provider: str, report: Repor
 
 def _name_step(provider: str) -> str:
     return "proving it equal" if provider == CPU else f"proving it equal on {provider}"
-
-
-def _prove_lookups(
-    reference: Reference, session: OpenGraph, embeddings: OutputParity, report: Report
-) -> dict[str, OutputParity]:
-    """Prove the lookups equal at every id; for a front-end that only looks up, its `embeddings` gain these cases."""
-    signature = reference.signature
-    outputs: dict[str, OutputParity] = {}
-    total = 4 * signature.vocab_size * (signature.lookup_width or signature.width)
-    progress = StepProgress(report, "proving the lookup equal", total)
-    if signature.lookup_width is not None:
-        outputs[TOKEN_EMBEDDINGS] = prove_lookup(reference, session(TOKEN_GRAPH), progress.add)
-    elif reference.config and reference.config.only_looks_up:
-        cases = embeddings.cases + prove_lookup(reference, session(GRAPH), progress.add).cases
-        outputs[EMBEDDINGS] = embeddings.model_copy(update={"cases": cases})
-    if signature.unscaled_width is not None:
-        progress = StepProgress(report, "proving the unscaled lookup equal", total)
-        outputs[UNSCALED] = prove_lookup(reference, session(UNSCALED_GRAPH), progress.add, UNSCALED)
-    return outputs
-
-
-def _prove_further_outputs(
-    reference: Reference, folder: Path, session: OpenGraph, report: Report
-) -> dict[str, OutputParity]:
-    """Prove per-layer inputs, n-gram embeddings, rotary angles and attention bias equal, if the front-end has them."""
-    signature = reference.signature
-    outputs: dict[str, OutputParity] = {}
-    if signature.per_layer is not None:
-        report("proving the per-layer inputs equal")
-        for name, graph in ((PER_LAYER_TOKENS, LAYER_TOKENS_GRAPH), (PER_LAYER, LAYER_INPUTS_GRAPH)):
-            outputs[name] = prove_per_layer(reference, session(graph), name)
-    if signature.ngrams is not None:
-        report("proving the n-gram embeddings equal")
-        outputs[NGRAMS] = prove_ngrams(reference, session(NGRAMS_GRAPH), NGRAMS)
-    if (folder / NGRAM_IDS_GRAPH).is_file():
-        outputs[NGRAM_ROW_IDS] = prove_ngrams(reference, session(NGRAM_IDS_GRAPH), NGRAM_ROW_IDS)
-    if (folder / NGRAM_ROWS_GRAPH).is_file():
-        outputs[NGRAMS_OF_ROWS] = prove_ngrams(reference, session(NGRAM_ROWS_GRAPH), NGRAMS, NGRAMS_OF_ROWS)
-    if signature.rotary:
-        report("proving the rotary outputs equal")
-        outputs |= prove_rotary(reference, session(GRAPH), session(EMBEDDINGS_GRAPH))
-    if reference.config and reference.config.bias is not None:
-        bias = session(BIAS_GRAPH)
-        outputs[bias.outputs[0].name] = prove_bias(reference, bias)
-    return outputs
 
 
 def _check_manifest(manifest: Artifact, derived: Artifact, folder: Path) -> None:

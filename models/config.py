@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from preblock.models.modules import bias as biases
 from preblock.models.modules.bias import BiasConfig
@@ -16,6 +16,7 @@ from preblock.models.modules.ngram_config import CONTEXT, NGRAMS, NgramConfig
 from preblock.models.modules.per_layer_config import INPUTS, TOKEN_INPUTS, PerLayerConfig
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.signature import Signature
+from preblock.models.serialization import Count, Flag, Rule, Text, check_fields
 from preblock.models.step_documents import from_document, to_document
 from preblock.models.steps import (
     Levels,
@@ -83,13 +84,13 @@ class FrontEndConfig:
 
     """
 
-    family: str
+    family: Text
     steps: tuple[Step, ...]
-    max_len: int | None
-    padding_idx: int | None = None
+    max_len: Count | None
+    padding_idx: Annotated[int, Rule(lambda value: type(value) is int, "an id")] | None = None
     refused_ids: tuple[int, ...] = ()
     lookup: int = 1
-    consumer_scales: bool | None = None
+    consumer_scales: Flag | None = None
     arithmetic: Literal["float32", "float16", "bfloat16"] = "float32"
     dropout: float = 0.1
     bias: BiasConfig | None = None
@@ -97,11 +98,12 @@ class FrontEndConfig:
     no_rotary: str | None = None
     per_layer: PerLayerConfig | None = None
     ngrams: NgramConfig | None = None
-    streams: int = 1
-    copies: int = 1
+    streams: Count = 1
+    copies: Count = 1
 
     def __post_init__(self) -> None:
         """Check the fields."""
+        check_fields(self)
         kinds = [step.kind for step in self.steps]
         if kinds[:1] != ["tokens"]:
             raise ValueError(f"steps: got {kinds}, expected a list that begins with 'tokens'")
@@ -111,32 +113,20 @@ class FrontEndConfig:
         self._check_sizes()
         if type(self.lookup) is not int or not 1 <= self.lookup <= len(self.steps):
             raise ValueError(f"lookup: got {self.lookup!r}, expected 1 to {len(self.steps)}")
-        if self.max_len is not None and (type(self.max_len) is not int or not 1 <= self.max_len <= MAX_POSITIONS):
-            allowed = "1 or more" if type(self.max_len) is not int or self.max_len < 1 else f"at most {MAX_POSITIONS}"
-            raise ValueError(f"max_len: got {self.max_len!r}, expected {allowed}")
+        if self.max_len is not None and self.max_len > MAX_POSITIONS:
+            raise ValueError(f"max_len: got {self.max_len!r}, expected at most {MAX_POSITIONS}")
         self._check_indices()
         if self.positions:
             self._check_positions(self.positions)
-        if self.arithmetic not in ("float32", "float16", "bfloat16"):
-            raise ValueError(f"arithmetic: got {self.arithmetic!r}, expected float32, float16, bfloat16")
-        if type(self.family) is not str:
-            raise ValueError(f"family: got {self.family!r}, expected a text")
-        if self.consumer_scales is not None and type(self.consumer_scales) is not bool:
-            raise ValueError(f"consumer_scales: got {self.consumer_scales!r}, expected true or false")
         for token in self.refused_ids:
             if type(token) is not int or token not in range(self.tokens.rows):
                 raise ValueError(f"refused_ids: got {token!r}, expected ids from 0 to {self.tokens.rows - 1}")
-        if self.padding_idx is not None and type(self.padding_idx) is not int:
-            raise ValueError(f"padding_idx: got {self.padding_idx!r}, expected an id")
         if self.counts == "ids" and self.padding_idx is None:
             raise ValueError("padding_idx: got none, expected an id, since positions skip it")
         if self.rotary and self.counts != "slots":
             raise ValueError(f"rotary: got positions that count {self.counts!r}, expected 'slots'")
         if self.per_layer and self.per_layer.rows > self.tokens.rows:
             raise ValueError(f"per_layer.rows: got {self.per_layer.rows}, expected 1 to {self.tokens.rows}")
-        for name, count in (("streams", self.streams), ("copies", self.copies)):
-            if type(count) is not int or count < 1:
-                raise ValueError(f"{name}: got {count!r}, expected 1 or more")
         if self.ngrams and self.counts != "slots":
             raise ValueError(f"ngrams: got positions that count {self.counts!r}, expected 'slots'")
         if self.ngrams and not 0 <= self.ngrams.reset_id < self.tokens.rows:
@@ -159,8 +149,6 @@ class FrontEndConfig:
             if isinstance(step, Levels) and not parts:
                 raise ValueError("levels: got none, expected one or more")
             for part in parts:
-                if part.table not in ("own", "tokens"):
-                    raise ValueError(f"{step.kind}.table: got {part.table!r}, expected own, tokens")
                 if part.table == "tokens" and width != self.tokens.width:
                     raise ValueError(f"{step.kind}.table: got 'tokens', expected at a width of {self.tokens.width}")
         for name, count in Counter(part.input for part in indexed(self.steps)).items():

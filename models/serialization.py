@@ -1,12 +1,48 @@
-"""Configs as plain values: a document names one of several kinds, and holds its arguments."""
+"""Configs as plain values: a document names one of several kinds, and holds its arguments; rules for their fields."""
 
 import sys
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from functools import cache
+from numbers import Integral
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 Keys = tuple[str, ...]
 """Possible names of one tensor in a checkpoint; the first one found counts."""
+
+
+class Rule(NamedTuple):
+    """A rule for the values of a field, in the annotation of its type, and the allowed values in words."""
+
+    allows: Callable[[Any], bool]
+    expected: str
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    return _is_number(value) and abs(value) <= sys.float_info.max
+
+
+Whole = Annotated[int, Rule(_is_whole, "a whole number")]
+Count = Annotated[int, Rule(lambda value: _is_whole(value) and value >= 1, "1 or more")]
+Number = Annotated[float, Rule(_is_number, "a number")]
+Finite = Annotated[float, Rule(_is_finite, "a finite number")]
+Positive = Annotated[float, Rule(lambda value: _is_number(value) and value > 0, "a number above 0")]
+Epsilon = Annotated[float, Rule(lambda value: _is_finite(value) and value >= 0, "a finite number from 0 on")]
+"""Of a norm: the root of a negative sum would be NaN."""
+Numbers = Annotated[
+    tuple[float, ...], Rule(lambda value: isinstance(value, tuple) and all(map(_is_number, value)), "numbers")
+]
+Flag = Annotated[bool, Rule(lambda value: type(value) is bool, "true or false")]
+Text = Annotated[str, Rule(lambda value: type(value) is str, "a text")]
 
 
 def config_of(document: Mapping[str, Any], kinds: Mapping[str, type[T]]) -> T:
@@ -26,14 +62,29 @@ def config_of(document: Mapping[str, Any], kinds: Mapping[str, type[T]]) -> T:
         raise ValueError(f"{kind}: {error}") from error
 
 
-def check_counts(**counts: int) -> None:
-    """Raise ValueError unless every value is an int of 1 or more."""
-    for name, count in counts.items():
-        if type(count) is not int or count < 1:
-            raise ValueError(f"{name}: got {count!r}, expected 1 or more")
+def check_fields(config: Any, prefix: str = "") -> None:
+    """Check the fields of a dataclass by the rules in their annotations: a `Literal`, or an `Annotated` with a `Rule`.
+
+    Raises:
+        ValueError: a value is not allowed; the message names the field, after `prefix`.
+
+    """
+    for name, (optional, rule) in _rules_of(config.__class__).items():
+        value = getattr(config, name)
+        if not (optional and value is None) and not rule.allows(value):
+            raise ValueError(f"{prefix}{name}: got {value!r}, expected {rule.expected}")
 
 
-def check_epsilon(name: str, value: Any) -> None:
-    """Raise ValueError unless the epsilon of a norm is finite and not negative: a root of a negative sum is NaN."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
-        raise ValueError(f"{name}: got {value!r}, expected a finite number from 0 on")
+@cache
+def _rules_of(kind: type) -> dict[str, tuple[bool, Rule]]:
+    """Return the rule of each field that has one, and whether None is allowed beside it."""
+    rules: dict[str, tuple[bool, Rule]] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        for part in parts:
+            if get_origin(part) is Literal:
+                allowed = get_args(part)
+                rules[name] = NoneType in parts, Rule(allowed.__contains__, ", ".join(allowed))
+            for rule in getattr(part, "__metadata__", ()):
+                rules[name] = NoneType in parts, rule
+    return rules

@@ -4,16 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, get_args
 
+from preblock.models.serialization import config_of
 from preblock.models.steps import Segments, Step
 
 KINDS: dict[str, type[Step]] = {step.kind: step for step in get_args(Step)}
-TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
-    **dict.fromkeys(("rows", "width", "first"), ("a whole number", (int,))),
-    "zero_row": ("a whole number", (int, type(None))),
-    "by": ("a number", (float, int)),
-    **dict.fromkeys(("cast", "needed"), ("a bool", (bool,))),
-}
-"""The name and the types of the values of a field."""
 
 
 def to_document(step: Step) -> dict[str, Any]:
@@ -39,21 +33,13 @@ def from_document(document: Mapping[str, Any]) -> Step:
         ValueError: the kind or a field is not known.
 
     """
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
-    }
-    kind = values.pop("kind", None)
-    if kind not in KINDS:
-        raise ValueError(f"kind: got {kind!r}, expected {', '.join(KINDS)}")
-    for name, (expected, types) in TYPES.items():
-        if name in values and type(values[name]) not in types:
-            raise ValueError(f"{kind}.{name}: got {values[name]!r}, expected {expected}")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
     try:
         if "levels" in values:
             values["levels"] = tuple(map(_level, values["levels"]))
-        return KINDS[kind](**values)
     except TypeError as error:
-        raise ValueError(f"{kind}: {error}") from error
+        raise ValueError(f"{values.get('kind')}: {error}") from error
+    return config_of(values, KINDS)
 
 
 def _level(document: Any) -> Segments:

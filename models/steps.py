@@ -6,53 +6,60 @@ Each step changes `x` (B, L, width). Sizes of 0 are filled in from a checkpoint'
 Letters: B batch, L length, V vocabulary, M maximum length, H rows and W columns of a grid.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from preblock.models.serialization import Keys, check_epsilon
+from preblock.models.serialization import Epsilon, Finite, Flag, Keys, Rule, Text, Whole, check_fields
 from preblock.models.sinusoid_tables import POSITIONS, RECIPES
 
 
-def _check_finite(name: str, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ValueError(f"{name}: got {value!r}, expected a finite number")
+def _is_grid(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(type(size) is int and size > 0 for size in value)
+
+
+Grid = Annotated[tuple[int, int], Rule(_is_grid, "two numbers of 1 or more, rows and columns")]
+
+
+class _Checked:
+    """Base of a step: its fields are checked when it is made."""
+
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless the fields follow the rules in their annotations."""
+        check_fields(self, f"{self.kind}.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokens:
+class Tokens(_Checked):
     """x = table[input_ids]. Always the first step."""
 
     kind: ClassVar[str] = "tokens"
-    rows: int = 0
-    width: int = 0
+    rows: Whole = 0
+    width: Whole = 0
     weight: Keys = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class Scale(_Checked):
     """x = x * by; with `cast`, the factor is rounded to the type of the arithmetic first."""
 
     kind: ClassVar[str] = "scale"
-    by: float
-    cast: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise ValueError unless `by` is a finite number."""
-        _check_finite("scale.by", self.by)
+    by: Finite
+    cast: Flag = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
+class Weights(_Checked):
     """x = x * table[input_ids], one factor per token id: the importance of a token in a static embedding model."""
 
     kind: ClassVar[str] = "weights"
-    rows: int = 0
+    rows: Whole = 0
     weight: Keys = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segments:
+class Segments(_Checked):
     """x = x + table[index] * by, with a separate input for the index of each token.
 
     Args:
@@ -65,16 +72,16 @@ class Segments:
     """
 
     kind: ClassVar[str] = "segments"
-    rows: int = 0
-    input: str = "token_type_ids"
+    rows: Whole = 0
+    input: Text = "token_type_ids"
     table: Literal["own", "tokens"] = "own"
-    by: float = 1.0
-    needed: bool = False
+    by: Finite = 1.0
+    needed: Flag = False
     weight: Keys = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Levels:
+class Levels(_Checked):
     """x = x + (sum of the vectors of all levels, in their order): hierarchical positions.
 
     Each level has a separate input, as segments have: paragraph, sentence, word; or year, month, day, hour.
@@ -85,7 +92,7 @@ class Levels:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Positions:
+class Positions(_Checked):
     """x = x + table[row]; `counts` determines the row.
 
     Args:
@@ -104,22 +111,14 @@ class Positions:
     """
 
     kind: ClassVar[str] = "positions"
-    rows: int = 0
+    rows: Whole = 0
     table: str = "learned"
     counts: Literal["slots", "ids", "mask"] = "slots"
-    first: int = 0
-    zero_row: int | None = None
-    grid: tuple[int, int] | None = None
+    first: Whole = 0
+    zero_row: Whole | None = None
+    grid: Grid | None = None
     weight: Keys = ()
     columns: Keys = ()
-
-    def __post_init__(self) -> None:
-        """Raise ValueError unless `grid` is a pair of positive integers."""
-        grid: Any = self.grid
-        if grid is not None and (
-            not isinstance(grid, tuple) or len(grid) != 2 or not all(type(size) is int and size > 0 for size in grid)
-        ):
-            raise ValueError(f"grid: got {grid!r}, expected two numbers of 1 or more, rows and columns")
 
     @property
     def cells(self) -> int:
@@ -137,8 +136,6 @@ class Positions:
         tables = ("learned", "exact", "hybrid", "factorised", *RECIPES)
         if self.table not in tables:
             raise ValueError(f"table: got {self.table!r}, expected {', '.join(tables)}")
-        if self.counts not in ("slots", "ids", "mask"):
-            raise ValueError(f"counts: got {self.counts!r}, expected slots, ids, mask")
         lowest = 0 if self.counts == "slots" else 1  # padding takes the row before the first
         if self.first < lowest:
             raise ValueError(f"first: got {self.first}, expected {lowest} or more with counts {self.counts!r}")
@@ -162,44 +159,36 @@ class Positions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Norm:
+class Norm(_Checked):
     """x = LayerNorm(x), with or without a bias."""
 
     kind: ClassVar[str] = "norm"
-    eps: float
+    eps: Epsilon
     weight: Keys = ()
     bias: Keys | None = ()
 
-    def __post_init__(self) -> None:
-        """Raise ValueError unless `eps` is a finite number from 0 on."""
-        check_epsilon("norm.eps", self.eps)
-
 
 @dataclass(frozen=True, kw_only=True)
-class RmsNorm:
+class RmsNorm(_Checked):
     """x = x / sqrt(mean(x²) + eps), * weight if the step has one."""
 
     kind: ClassVar[str] = "rms_norm"
-    eps: float
+    eps: Epsilon
     weight: Keys | None = ()
-
-    def __post_init__(self) -> None:
-        """Raise ValueError unless `eps` is a finite number from 0 on."""
-        check_epsilon("rms_norm.eps", self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Project:
+class Project(_Checked):
     """x = x @ weight.T, + bias if the step has one."""
 
     kind: ClassVar[str] = "project"
-    width: int = 0
+    width: Whole = 0
     weight: Keys = ()
     bias: Keys | None = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mask:
+class Mask(_Checked):
     """x = x * attention_mask: padding becomes zero."""
 
     kind: ClassVar[str] = "mask"

@@ -10,21 +10,17 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import ml_dtypes
 import numpy as np
 
 from preblock.models.float32_powers import Floats, powers
-from preblock.models.serialization import Keys, check_counts, config_of
+from preblock.models.serialization import Count, Flag, Keys, Positive, Rule, check_fields, config_of
 from preblock.models.torch_import import import_torch
 
-ALLOWED = {
-    "anchor": ("query", "first", "last"),
-    "recipe": ("exact", "float32_powers", "float32_reciprocals"),
-    "arithmetic": ("float32", "bfloat16"),
-}
-"""The allowed values of fields of `AlibiConfig`."""
+RECIPES = ("exact", "float32_powers", "float32_reciprocals")
+"""Recipes of the slopes of ALiBi."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,20 +28,15 @@ class AlibiConfig:
     """The arguments of `AlibiBias`."""
 
     kind: ClassVar[str] = "alibi"
-    heads: int
+    heads: Count
     anchor: Literal["query", "first", "last"] = "query"
-    recipe: str = "exact"
+    recipe: Annotated[str, Rule(RECIPES.__contains__, ", ".join(RECIPES))] = "exact"
     arithmetic: Literal["float32", "bfloat16"] = "float32"
-    divisor: float = 1.0
+    divisor: Positive = 1.0
 
     def __post_init__(self) -> None:
         """Raise ValueError unless every value is allowed."""
-        check_counts(heads=self.heads)
-        for name, values in ALLOWED.items():
-            if getattr(self, name) not in values:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, expected {', '.join(values)}")
-        if not self.divisor > 0:
-            raise ValueError(f"divisor: got {self.divisor!r}, expected a number above 0")
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +44,15 @@ class T5Config:
     """The arguments of `T5RelativeBias`; `weight` names its table (buckets, H) in a checkpoint."""
 
     kind: ClassVar[str] = "t5"
-    heads: int
-    buckets: int
-    max_distance: int
-    bidirectional: bool
+    heads: Count
+    buckets: Count
+    max_distance: Count
+    bidirectional: Flag
     weight: Keys = ()
 
     def __post_init__(self) -> None:
         """Raise ValueError unless the sizes go together."""
-        check_counts(heads=self.heads, buckets=self.buckets, max_distance=self.max_distance)
+        check_fields(self)
         least = 4 if self.bidirectional else 2
         if self.buckets < least or (self.bidirectional and self.buckets % 2):
             kind = "an even number of" if self.bidirectional else "a number of"
@@ -76,13 +67,13 @@ class RelativeSinusoidConfig:
     """The arguments of `RelativeSinusoid`."""
 
     kind: ClassVar[str] = "relative_sinusoid"
-    width: int
-    clamp_len: int | None
-    bidirectional: bool
+    width: Count
+    clamp_len: Count | None
+    bidirectional: Flag
 
     def __post_init__(self) -> None:
         """Raise ValueError unless the sizes are allowed."""
-        check_counts(width=self.width, **({} if self.clamp_len is None else {"clamp_len": self.clamp_len}))
+        check_fields(self)
         if self.width % 2:
             raise ValueError(f"width: got {self.width}, expected an even width of 2 or more")
 

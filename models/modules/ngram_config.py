@@ -6,9 +6,9 @@ Letters: N layers, n largest number of tokens of an n-gram, H heads of a layer, 
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
-from preblock.models.serialization import Keys, check_counts
+from preblock.models.serialization import Count, Flag, Keys, Rule, Whole, check_fields
 
 NGRAMS = "ngram_embeddings"
 """Name of the output."""
@@ -47,23 +47,18 @@ class NgramConfig:
     """
 
     layers: tuple[int, ...]
-    size: int
-    heads: int
-    width: int
-    base: int
-    multiple: int
-    seed: int
-    reset_id: int
-    referenced: bool = False
+    size: Annotated[int, Rule(lambda size: type(size) is int and 2 <= size <= MAX_SIZE, f"2 to {MAX_SIZE}")]
+    heads: Count
+    width: Count
+    base: Count
+    multiple: Count
+    seed: Whole
+    reset_id: Whole
+    referenced: Flag = False
     weights: tuple[tuple[Keys, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        try:
-            check_counts(heads=self.heads, width=self.width, base=self.base, multiple=self.multiple)
-        except ValueError as error:
-            raise ValueError(f"ngrams.{error}") from error
-        if type(self.size) is not int or not 2 <= self.size <= MAX_SIZE:
-            raise ValueError(f"ngrams.size: got {self.size!r}, expected 2 to {MAX_SIZE}")
+        check_fields(self, "ngrams.")
         numbers = all(type(layer) is int and layer >= 0 for layer in self.layers)
         if not self.layers or not numbers or list(self.layers) != sorted(set(self.layers)):
             raise ValueError(f"ngrams.layers: got {list(self.layers)}, expected ascending numbers from 0 on")
@@ -74,9 +69,6 @@ class NgramConfig:
             raise ValueError(f"ngrams.base: got {self.base}, expected at most {MAX_BASE}")
         if self.width % self.heads_of_layer:
             raise ValueError(f"ngrams.width: got {self.width}, expected a multiple of {self.heads_of_layer} heads")
-        for name in ("seed", "reset_id"):
-            if type(getattr(self, name)) is not int:
-                raise ValueError(f"ngrams.{name}: got {getattr(self, name)!r}, expected an integer")
 
     @property
     def heads_of_layer(self) -> int:

@@ -6,7 +6,7 @@ Letters: D model width, V vocabulary, N layers, P width of an input of a layer.
 from dataclasses import dataclass
 from typing import Any
 
-from preblock.models.serialization import Keys, check_epsilon
+from preblock.models.serialization import Count, Epsilon, Keys, check_fields
 
 TOKEN_INPUTS, INPUTS = "per_layer_token_inputs", "per_layer_inputs"
 """Names of the outputs: the token part, and the combined form."""
@@ -25,18 +25,14 @@ class PerLayerConfig:
 
     """
 
-    layers: int
-    width: int
-    rows: int
-    eps: float
+    layers: Count
+    width: Count
+    rows: Count
+    eps: Epsilon
     weights: tuple[Keys, Keys, Keys] = ((), (), ())
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "rows"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"per_layer.{name}: got {value!r}, expected 1 or more")
-        check_epsilon("per_layer.eps", self.eps)
+        check_fields(self, "per_layer.")
 
     def to_document(self) -> dict[str, Any]:
         """Return plain values, without the names of tensors in a checkpoint."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.models.float32_powers import powers
+from preblock.models.serialization import Flag, Number, Numbers, Text, Whole, check_fields
 
 Frequencies = NDArray[Any]
 
@@ -53,36 +54,32 @@ class RotaryConfig:
 
     """
 
-    dim: int
-    theta: float = 10000.0
-    scaling: str = "default"
-    factor: float = 0.0
-    original_len: int = 0
-    length: int = 0
-    attention_factor: float | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    low_freq_factor: float = 0.0
-    high_freq_factor: float = 0.0
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
-    turning_pairs: int = 0
-    frequencies: tuple[float, ...] = ()
+    dim: Whole
+    theta: Number = 10000.0
+    scaling: Text = "default"
+    factor: Number = 0.0
+    original_len: Whole = 0
+    length: Whole = 0
+    attention_factor: Number | None = None
+    beta_fast: Number = 32.0
+    beta_slow: Number = 1.0
+    truncate: Flag = True
+    low_freq_factor: Number = 0.0
+    high_freq_factor: Number = 0.0
+    short_factor: Numbers = ()
+    long_factor: Numbers = ()
+    turning_pairs: Whole = 0
+    frequencies: Numbers = ()
     angles: Literal["float32", "float64"] = "float32"
 
     def __post_init__(self) -> None:
+        check_fields(self, "rotary.")
         if self.scaling not in SCALINGS:
             raise ValueError(f"scaling: got {self.scaling!r}, expected {', '.join(SCALINGS)}")
-        for name in ("dim", "original_len", "length", "turning_pairs"):
-            if type(getattr(self, name)) is not int:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, expected a whole number")
         if not 2 <= self.dim <= MAX_WIDTH or self.dim % 2:
             raise ValueError(f"dim: got {self.dim}, expected an even width of 2 to {MAX_WIDTH}")
         if not 1 < self.theta < math.inf:
             raise ValueError(f"theta: got {self.theta}, expected more than 1")
-        if self.angles not in ("float32", "float64"):
-            raise ValueError(f"angles: got {self.angles!r}, expected float32, float64")
         row = SCALINGS[self.scaling]
         for field in fields(self):
             value = getattr(self, field.name)

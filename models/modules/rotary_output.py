@@ -3,16 +3,18 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from preblock.models.modules.rotary_config import RotaryConfig, attention_factor
+from preblock.models.serialization import Rule, check_fields
 
 AXES = 3
 """Axes of three-dimensional positions."""
-FORMS = ("full", "half", "fused")
-DTYPES = ("float32", "float16")
+Ending = Annotated[
+    str, Rule(lambda name: bool(re.fullmatch("[a-z][a-z0-9_]*|", str(name))), "lower-case letters, digits and '_'")
+]
 OWN = ("name", "layout", "form", "dtype", "axes")
 """Fields of `RotaryOutput` beside those of `RotaryConfig`."""
 
@@ -40,21 +42,14 @@ class RotaryOutput:
     """
 
     config: RotaryConfig
-    name: str = ""
+    name: Ending = ""
     layout: Literal["half", "interleaved"] = "half"
     form: Literal["full", "half", "fused"] = "full"
     dtype: Literal["float32", "float16"] = "float32"
     axes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not re.fullmatch("[a-z][a-z0-9_]*|", str(self.name)):
-            raise ValueError(f"rotary.name: got {self.name!r}, expected lower-case letters, digits and '_'")
-        if self.layout not in ("half", "interleaved"):
-            raise ValueError(f"rotary.layout: got {self.layout!r}, expected 'half', 'interleaved'")
-        if self.form not in FORMS:
-            raise ValueError(f"rotary.form: got {self.form!r}, expected {', '.join(map(repr, FORMS))}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"rotary.dtype: got {self.dtype!r}, expected {', '.join(map(repr, DTYPES))}")
+        check_fields(self, "rotary.")
         largest, limit = attention_factor(self.config), float(np.finfo(np.float16).max)
         if self.dtype == "float16" and largest > limit:
             raise ValueError(f"rotary.dtype: got 'float16', expected 'float32' for values above {limit:g}")
@@ -102,23 +97,10 @@ class RotaryOutput:
             name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
         }
         own = {name: values.pop(name) for name in OWN if name in values}
-        known = {field.name: field.type for field in fields(RotaryConfig)}
-        for name, value in values.items():
+        known = [field.name for field in fields(RotaryConfig)]
+        for name in values:
             if name not in known:
                 raise ValueError(f"rotary.{name} is not known, expected are {', '.join([*OWN, *known])}")
-            if known[name] in (float, float | None, bool, tuple[float, ...]):  # the others have checks of their own
-                _check_number(f"rotary.{name}", value, known[name])
         if "dim" not in values:
             raise ValueError("rotary.dim: got none, expected an even width of 2 or more")
         return cls(config=RotaryConfig(**values), **own)
-
-
-def _check_number(name: str, value: Any, kind: Any) -> None:
-    """Raise ValueError unless `value` is of `kind`, the annotation of a field; a whole number is a float too."""
-    several = kind == tuple[float, ...]
-    items = value if several and isinstance(value, tuple) else (value,)
-    if several != isinstance(value, tuple) or not all(
-        isinstance(item, int | float) and isinstance(item, bool) == (kind is bool) for item in items
-    ):
-        allowed = "true or false" if kind is bool else "numbers" if several else "a number"
-        raise ValueError(f"{name}: got {value!r}, expected {allowed}")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser, initialise_
 from preblock.models.modules.signature import StemSignature
-from preblock.models.serialization import check_counts, config_of
+from preblock.models.serialization import Count, Flag, Positive, check_fields, config_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +33,18 @@ class PatchConfig:
 
     kind: ClassVar[str] = "patches"
     family: str
-    width: int
-    channels: int
-    image_size: int
-    patch_size: int
-    bias: bool = True
-    norm_eps: float | None = None
+    width: Count
+    channels: Count
+    image_size: Count
+    patch_size: Count
+    bias: Flag = True
+    norm_eps: Positive | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError unless the sizes are possible."""
-        check_counts(width=self.width, channels=self.channels, image_size=self.image_size, patch_size=self.patch_size)
+        check_fields(self)
         if self.patch_size > self.image_size:
             raise ValueError(f"patch_size: got {self.patch_size}, expected 1 to {self.image_size}, the image_size")
-        if type(self.bias) is not bool:
-            raise ValueError(f"bias: got {self.bias!r}, expected true or false")
-        if self.norm_eps is not None and not (type(self.norm_eps) in (int, float) and self.norm_eps > 0):
-            raise ValueError(f"norm_eps: got {self.norm_eps!r}, expected a number above 0, or none")
 
     @property
     def side(self) -> int:
@@ -70,13 +66,13 @@ class AudioConfig:
 
     kind: ClassVar[str] = "audio"
     family: str
-    width: int
-    channels: int
-    positions: int
+    width: Count
+    channels: Count
+    positions: Count
 
     def __post_init__(self) -> None:
         """Raise ValueError unless the sizes are possible."""
-        check_counts(width=self.width, channels=self.channels, positions=self.positions)
+        check_fields(self)
 
 
 StemConfig = PatchConfig | AudioConfig

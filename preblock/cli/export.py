@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.shell_completion import CompletionItem
@@ -24,6 +24,9 @@ from preblock.cli.options import (
 )
 from preblock.cli.progress import ProgressLine
 from preblock.extras import EXTRAS
+
+if TYPE_CHECKING:
+    from preblock.export.options import ResolvedSource
 
 UNREPEATABLE = 3
 """Exit code of `verify` for an artifact that is neither proven again nor wrong."""
@@ -87,6 +90,7 @@ def complete_source(_: click.Context, __: click.Parameter, incomplete: str) -> l
 @click.option("--max-len", type=click.IntRange(1), help="Limit of offset + tokens; default the source's.")
 @click.option(
     "--resize",
+    "resizing",
     type=click.Choice(["truncate", "interpolate", "interpolate_positions", "hybrid"]),
     help="With --max-len: method to resize a learned position table.",
 )
@@ -101,19 +105,7 @@ def complete_source(_: click.Context, __: click.Parameter, incomplete: str) -> l
     type=click.Choice(["row", "tensor"]),
     help="With --dtype int8: one scale for each row, or one for the table; default row.",
 )
-def export(
-    source: str,
-    name: str | None,
-    repository: Path | None,
-    resize: str | None,
-    max_len: int | None,
-    dtype: str,
-    scale: str | None,
-    rotary_layout: Literal["full", "half", "fused"],
-    rotary_dtype: Literal["float32", "float16"],
-    soft_prompts: tuple[str, ...],
-    **choices: Any,
-) -> None:
+def export(source: str, name: str | None, repository: Path | None, **options: Any) -> None:
     """Export a front-end as the next version of a model.
 
     The artifact is proven equal to its reference. SOURCE is an existing folder with config.json or frontend.toml
@@ -128,30 +120,25 @@ def export(
     """
     require(*EXTRAS["export"])
     settings = read_settings(repository=repository)
-    options: dict[str, Any] = {"max_len": max_len, "resizing": resize, "dtype": dtype, "scale": scale}
-    name = check_export(source, name, choices, **options)
-    from preblock.export.exporter import export as run
+    resolved = resolve_source(source, name, **options)
+    from preblock.export.exporter import export_source
 
     exit_on_sigterm()
-    with ProgressLine(name) as progress:
-        options |= {"rotary_layout": rotary_layout, "rotary_dtype": rotary_dtype, "soft_prompts": soft_prompts}
-        exported = run(source, name, settings.repository, progress, **options, **choices)
-    print_warnings(name, exported.warnings)
-    _summarize(exported, name, settings)
+    with ProgressLine(resolved.name) as progress:
+        exported = export_source(resolved, settings.repository, progress)
+    print_warnings(resolved.name, exported.warnings)
+    _summarize(exported, resolved.name, settings)
 
 
-def check_export(source: str, name: str | None, choices: Any, **options: Any) -> str:
-    """Check the arguments before anything is read, and return the name of the model; raise UsageError."""
-    from preblock.export.arguments import check_arguments, default_name
+def resolve_source(source: str, name: str | None, **options: Any) -> "ResolvedSource":
+    """Check the arguments before weights are read, and return the source as `resolve` does; raise UsageError."""
     from preblock.export.errors import ExportError
+    from preblock.export.options import resolve
 
     try:
-        if name is None:
-            name = default_name(source)
-        check_arguments(source, name, choices, **options)
+        return resolve(source, name, **options)
     except ExportError as error:
         raise click.UsageError(str(error)) from error
-    return name
 
 
 def print_warnings(name: str, warnings: Sequence[str]) -> None:

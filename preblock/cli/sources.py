@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from preblock.cli.export import check_export, print_warnings
+from preblock.cli.export import print_warnings, resolve_source
 from preblock.cli.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from preblock.export.options import ResolvedSource
 
 
 def export_missing(sources: Sequence[str], name: str | None, settings: Any) -> None:
@@ -24,37 +27,37 @@ def export_missing(sources: Sequence[str], name: str | None, settings: Any) -> N
         ExportError: an export failed, as `exporter.export` says.
 
     """
-    models: dict[str, str] = {}
-    for source in sources:
-        model = check_export(source, name, {})
-        if model in models:
+    models: dict[str, ResolvedSource] = {}
+    for given in sources:
+        source = resolve_source(given, name)
+        if source.name in models:
             raise click.UsageError(
-                f"SOURCE: got {models[model]} and {source}, both for a model {model!r}, expected different names; "
-                "`preblock export SOURCE --name NAME` gives another name"
+                f"SOURCE: got {models[source.name].text} and {given}, both for a model {source.name!r}, expected "
+                "different names; `preblock export SOURCE --name NAME` gives another name"
             )
-        models[model] = source
-    for model, source in models.items():
-        _export_if_missing(source, model, settings)
+        models[source.name] = source
+    for source in models.values():
+        _export_if_missing(source, settings)
 
 
-def _export_if_missing(source: str, name: str, settings: Any) -> None:
+def _export_if_missing(source: "ResolvedSource", settings: Any) -> None:
     from preblock.export.origin import find_same
 
-    repository: Path = settings.repository
+    name, repository = source.name, settings.repository
     with ProgressLine(name) as progress:
-        same, exported = find_same(source, name, repository, progress, settings.cache_dir), None
+        same, exported = find_same(source, repository, progress, settings.cache_dir), None
         if same is None:
             with _turn(repository, progress):  # another process may export it right now
-                same = find_same(source, name, repository, progress, settings.cache_dir)
+                same = find_same(source, repository, progress, settings.cache_dir)
                 if same is None:
-                    from preblock.export.exporter import export
+                    from preblock.export.exporter import export_source
 
-                    exported = export(source, name, repository, progress)
+                    exported = export_source(source, repository, progress)
     if exported is not None:
-        click.echo(f"{name}: exported {source} as version {exported.folder.name}", err=True)
+        click.echo(f"{name}: exported {source.text} as version {exported.folder.name}", err=True)
         print_warnings(name, exported.warnings)
     elif same is not None:
-        click.echo(f"{name}: version {same.version} is the export of {source} already", err=True)
+        click.echo(f"{name}: version {same.version} is the export of {source.text} already", err=True)
         if same.warning:
             click.echo(f"{name}: warning: {same.warning}", err=True)
 

@@ -16,10 +16,9 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from preblock.export.bias_graph import write_bias
 from preblock.export.errors import ParityError
-from preblock.export.graph import write_graphs
-from preblock.export.parity import SINUSOID_ULP, prove_bias
+from preblock.export.outputs import OUTPUTS, write_graphs
+from preblock.export.parity import SINUSOID_ULP
 from preblock.export.parity_cases import BIAS_GRID
 from preblock.export.reference import NumpyReference
 from preblock.export.stored_tables import read_data
@@ -80,14 +79,13 @@ def frontend_with(bias: Bias) -> FrontEnd:
 
 
 def session_of(bias: Bias, folder: Path) -> Session:
-    write_bias(frontend_with(bias).data(), folder)
-    (folder / "model.onnx.data").touch()  # a session looks for it
+    write_graphs(frontend_with(bias).data(), folder)
     return Session(folder, graph=BIAS_GRAPH)
 
 
 def graph_of(bias: Bias, folder: Path) -> Callable[..., Tensor]:
     """Export `bias`, and return the session of its graph."""
-    write_bias(frontend_with(bias).data(), folder)
+    write_graphs(frontend_with(bias).data(), folder)
     session = onnxruntime.InferenceSession(folder / BIAS_GRAPH, providers=["CPUExecutionProvider"])
     names = [node.name for node in session.get_inputs()]
 
@@ -111,7 +109,7 @@ def test_bias_graph_matches_module(name: str, tmp_path: Path) -> None:
     session, frontend = session_of(bias, tmp_path), frontend_with(bias)
     whole = [(offset, queries, keys)[name.startswith("sinusoid") :] for offset, queries, keys in BIAS_GRID]
     for reference in (TorchReference(frontend), NumpyReference(frontend.data())):
-        parity = prove_bias(reference, session)
+        (parity,) = OUTPUTS[BIAS_GRAPH].prove(reference, session).values()
         assert [tuple(case.arguments.values()) for case in parity.cases] == whole
         assert parity.max_abs <= (2.0**-23 if name.startswith("sinusoid") else 0)
 
@@ -131,20 +129,20 @@ def test_bias_graph_matches_module(name: str, tmp_path: Path) -> None:
 def test_bias_graph_of_other_parameters_fails_proof(exported: Bias, other: Bias, tmp_path: Path) -> None:
     session = session_of(exported, tmp_path)
     with pytest.raises(ParityError, match=r"of the graph differs from its reference by .* at query_"):
-        prove_bias(TorchReference(frontend_with(other)), session)
+        OUTPUTS[BIAS_GRAPH].prove(TorchReference(frontend_with(other)), session)
 
 
 def test_bias_graph_of_other_kind_fails_proof(tmp_path: Path) -> None:
     session = session_of(RelativeSinusoid(8), tmp_path)
     with pytest.raises(ParityError, match="relative_positions of the graph differs from its reference by inf"):
-        prove_bias(TorchReference(frontend_with(AlibiBias(2))), session)
+        OUTPUTS[BIAS_GRAPH].prove(TorchReference(frontend_with(AlibiBias(2))), session)
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_bias_graph_describes_inputs_and_outputs(name: str, tmp_path: Path) -> None:
     bias = MODULES[name]()
-    write_bias(frontend_with(bias).data(), tmp_path)
-    model = onnx.load(tmp_path / BIAS_GRAPH)
+    write_graphs(frontend_with(bias).data(), tmp_path)
+    model = onnx.load(tmp_path / BIAS_GRAPH, load_external_data=False)
     check_standard(tmp_path)
     session = onnxruntime.InferenceSession(tmp_path / BIAS_GRAPH)
     inputs = [(node.name, node.type, node.shape) for node in session.get_inputs()]
@@ -160,7 +158,7 @@ def test_bias_graph_describes_inputs_and_outputs(name: str, tmp_path: Path) -> N
         assert (output.name, output.shape) == ("bias", [1, heads, "query_length", "key_length"])
     used = {name for node in model.graph.node for name in node.input}
     assert {tensor.name for tensor in model.graph.initializer} <= used
-    assert [path.name for path in tmp_path.iterdir()] == [BIAS_GRAPH]
+    assert not any(tensor.external_data for tensor in model.graph.initializer)
 
 
 @pytest.mark.parametrize("decoder", [False, True], ids=["encoder", "decoder"])
@@ -296,9 +294,10 @@ def test_attention_with_bias_of_graph_matches_transformers(name: str, tmp_path: 
 def test_trained_bias_is_read_back_from_artifact(tmp_path: Path) -> None:
     _, frontend = saved("t5/decoder", tmp_path)
     write_graphs(frontend.data(), tmp_path)
+    (tmp_path / BIAS_GRAPH).rename(tmp_path / "moved")
     with pytest.raises(ValueError, match=r"^bias\.weight: got nothing, expected \(32, "):
         read_data(tmp_path, frontend.config)
-    write_bias(frontend.data(), tmp_path)
+    (tmp_path / "moved").rename(tmp_path / BIAS_GRAPH)
     data, stored = read_data(tmp_path, frontend.config)
     assert not stored
     assert list(data.tensors) == ["tokens.weight", "bias.weight"]

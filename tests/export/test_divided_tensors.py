@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from preblock.export.errors import ExportError
+from preblock.export.options import resolve
 from preblock.export.source import load_source
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend_data import FrontEndData
@@ -61,7 +62,7 @@ def test_divided_token_table_is_rejected(name: str, tied: bool, tmp_path: Path) 
                 (tmp_path / "config.json").write_text(json.dumps(document | {"tie_word_embeddings": tied}))
                 divide(tmp_path, f"{TABLE}.weight", f"{TABLE}.{part}", keep, method)
                 with pytest.raises(ExportError) as error:
-                    load_source(str(tmp_path))
+                    load_source(resolve(str(tmp_path)))
                 said = f"quant_method in config.json is '{method}'" if method else "config.json names no quant_method"
                 assert f"{TABLE} has further tensors in the files, {TABLE}.{part}" in str(error.value)
                 assert said in str(error.value)
@@ -72,7 +73,7 @@ def test_plain_table_beside_quantised_head_is_read(name: str, tmp_path: Path) ->
     save_whole(name, tmp_path)
     table = load_file(tmp_path / "model.safetensors")[f"{TABLE}.weight"]
     divide(tmp_path, f"{TABLE}.weight", "lm_head.qweight", keep=True)
-    frontend = load_source(str(tmp_path)).frontend
+    frontend = load_source(resolve(str(tmp_path))).frontend
     assert isinstance(frontend, FrontEndData)
     assert np.array_equal(frontend.tensors["tokens.weight"], table)
 
@@ -87,7 +88,7 @@ def test_tensor_of_deberta_training_counts_with_table_only(keep: bool, tmp_path:
         assert np.array_equal(read_frontend(tmp_path).tensors["tokens.weight"], table)
     else:
         with pytest.raises(ExportError, match=r"in the files, embeddings\.word_embeddings\._weight"):
-            load_source(str(tmp_path))
+            load_source(resolve(str(tmp_path)))
 
 
 ROWS: dict[tuple[str, str], list[str]] = {
@@ -108,7 +109,7 @@ def test_divided_tensor_of_a_row_is_rejected(model_type: str, side: str, name: s
     library_models.save(f"{model_type}/{side}".rstrip("/"), tmp_path)
     divide(tmp_path, name, f"{name}_scale", keep)
     with pytest.raises(ExportError, match=f"has further tensors in the files, {name}_scale"):
-        load_source(str(tmp_path), side=side or None)
+        load_source(resolve(str(tmp_path), side=side or None))
 
 
 @pytest.mark.parametrize("model_type", ["t5", "mt5"])
@@ -120,7 +121,7 @@ def test_divided_shared_table_is_rejected(model_type: str, table: str, part: str
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     divide(tmp_path, table, f"{part}.weight_packed", keep=True)
     with pytest.raises(ExportError, match=rf"has further tensors in the files, {part}\.weight_packed"):
-        load_source(str(tmp_path), side="encoder")
+        load_source(resolve(str(tmp_path), side="encoder"))
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -131,7 +132,7 @@ def test_divided_tensor_of_discovered_model_is_rejected(name: str, keep: bool, t
     save_whole("longformer", tmp_path)
     divide(tmp_path, name, f"{name}_scale", keep)
     with pytest.raises(ExportError, match=f"has further tensors in the files, {name}_scale"):
-        load_source(str(tmp_path))
+        load_source(resolve(str(tmp_path)))
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -150,4 +151,4 @@ def test_divided_tensor_of_stem_or_static_is_rejected(kind: str, name: str, keep
         stems.save(kind, tmp_path)
     divide(tmp_path, name, f"{name}_scale", keep)
     with pytest.raises(ExportError, match=f"has further tensors in the files, {name}_scale"):
-        load_source(str(tmp_path))
+        load_source(resolve(str(tmp_path)))

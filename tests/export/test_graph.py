@@ -11,7 +11,7 @@ import torch
 
 from preblock.export.description import describe_artifact
 from preblock.export.external_data import map_weights
-from preblock.export.graph import write_graphs
+from preblock.export.outputs import write_graphs
 from preblock.export.quantization import compare_tables
 from preblock.export.source import LoadedSource
 from preblock.export.stored_tables import read_data

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import ExportResult, export
-from preblock.export.parity import prove_ngrams
+from preblock.export.outputs import OUTPUTS
 from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import verify
 from preblock.models.checkpoints.reader import files_needed, read_frontend
@@ -187,7 +187,7 @@ def test_proof_finds_another_table(exported: ExportResult, ngram_checkpoint: Pat
         for table in frontend.ngrams.tables.parameters():
             table.add_(1)
     with pytest.raises(ParityError, match=r"^ngram_embeddings of the graph differs from its reference"):
-        prove_ngrams(TorchReference(frontend), Session(exported.folder, graph="ngrams.onnx"), "ngram_embeddings")
+        OUTPUTS["ngrams.onnx"].prove(TorchReference(frontend), Session(exported.folder, graph="ngrams.onnx"))
 
 
 def test_model_without_ngram_layers_has_no_ngram_output(tmp_path: Path) -> None:
@@ -265,11 +265,11 @@ def test_damaged_tables_are_refused(
         ("ngram_vocab_size_base", 60, r"rows in 4 parts, expected \d+ rows in 4 parts"),
         ("make_ngram_vocab_size_divisible_by", 0, r"ngrams\.multiple: got 0, expected 1 or more"),
         ("split_ngram_parts", 10**9, r"split_ngram_parts: got 1000000000, expected 1 to 65536"),
-        ("seed", 1.5, r"ngrams\.seed: got 1\.5, expected an integer"),
+        ("seed", 1.5, r"ngrams\.seed: got 1\.5, expected a whole number"),
         ("seed", 99, r"layer_multipliers is"),
         ("ple_layer_ids", [0], r"ngrams\.layers: got \[-1\], expected ascending numbers from 0 on"),
         ("eos_token_id", 99, r"ngrams\.reset_id: got 99, expected 0 to 98"),
-        ("eos_token_id", None, r"ngrams\.reset_id: got None, expected an integer"),
+        ("eos_token_id", None, r"ngrams\.reset_id: got None, expected a whole number"),
     ],
 )
 def test_bad_configurations_are_refused(

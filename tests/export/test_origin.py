@@ -12,14 +12,15 @@ from transformers import BertModel
 
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
+from preblock.export.options import resolve
 from preblock.export.origin import SameExport, find_same
 from preblock.models.frontend_file import INDEX, WEIGHTS
 from preblock.service.artifacts.names import MANIFEST
 from tests.support.static_models import save_bag
 
 
-def same(source: Path, repository: Path, cache: Path | None = None) -> SameExport | None:
-    return find_same(str(source), "m", repository, lambda _: None, cache)
+def same(source: Path, repository: Path) -> SameExport | None:
+    return find_same(resolve(str(source), "m"), repository, lambda _: None, None)
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +66,11 @@ def replace_by_pipe(file: Path) -> None:
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_folder_is_not_the_same(change: str, source: Path, exported: Path, tmp_path: Path) -> None:
     (source / "README.md").write_text("not read")
+    asked = resolve(str(source), "m"), exported, lambda _: None, tmp_path / "cache"
     for _ in range(2):  # without and with the cache
-        assert same(source, exported, tmp_path / "cache") == SameExport(1)
+        assert find_same(*asked) == SameExport(1)
     CHANGES[change](source)
-    assert same(source, exported, tmp_path / "cache") is None
+    assert find_same(*asked) is None
 
 
 def test_only_newest_export_of_this_release_is_the_same(source: Path, exported: Path, tmp_path: Path) -> None:

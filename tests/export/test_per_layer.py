@@ -16,7 +16,7 @@ import preblock
 from preblock.client.errors import RequestError
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import ExportResult, export
-from preblock.export.parity import prove_per_layer
+from preblock.export.outputs import OUTPUTS
 from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import verify
 from preblock.models.checkpoints.reader import read_frontend
@@ -190,7 +190,7 @@ def test_per_layer_proof_detects_changed_row(exported: ExportResult, layered_che
         frontend.per_layer.tokens.weight[98, 31] += 1
     for name, graph in NAMES.items():
         with pytest.raises(ParityError, match=f"^{name} of the graph differs from its reference"):
-            prove_per_layer(TorchReference(frontend), Session(exported.folder, graph=graph), name)
+            OUTPUTS[graph].prove(TorchReference(frontend), Session(exported.folder, graph=graph))
 
 
 def test_export_without_per_layer_inputs_has_no_such_outputs(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from preblock.export import export_module
 from preblock.export.errors import ExportError, ParityError
-from preblock.export.graph import write_graphs
+from preblock.export.outputs import write_graphs
 from preblock.export.shape_probe import ShapeProbe
 from preblock.export.torch_reference import TorchReference
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings

@@ -14,9 +14,9 @@ import tokenizers
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 
-from preblock.export.arguments import HUB
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
+from preblock.export.options import HUB, resolve
 from preblock.export.source import load_source
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend_data import FrontEndData
@@ -32,7 +32,7 @@ from tests.support.tokenizers import write_tokenizer
 
 
 def test_load_source_of_folder_reads_checkpoint(tiny_checkpoint: Path) -> None:
-    loaded = load_source(str(tiny_checkpoint))
+    loaded = load_source(resolve(str(tiny_checkpoint)))
     expected = read_frontend(tiny_checkpoint).tensors
     assert isinstance(loaded.frontend, FrontEndData)
     assert all(np.array_equal(tensor, expected[name]) for name, tensor in loaded.frontend.tensors.items())
@@ -43,13 +43,13 @@ def test_load_source_of_folder_reads_checkpoint(tiny_checkpoint: Path) -> None:
 def test_load_source_of_stem_leaves_tokenizer_out(tmp_path: Path) -> None:
     save("whisper", tmp_path)
     write_tokenizer(tmp_path / "tokenizer.json")
-    assert load_source(str(tmp_path), side="encoder").tokenizer is None
-    assert load_source(str(tmp_path), side="decoder").tokenizer == tmp_path / "tokenizer.json"
+    assert load_source(resolve(str(tmp_path), side="encoder")).tokenizer is None
+    assert load_source(resolve(str(tmp_path), side="decoder")).tokenizer == tmp_path / "tokenizer.json"
 
 
 def test_load_source_of_preset_builds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    loaded = load_source("transformer-base")
+    loaded = load_source(resolve("transformer-base"))
     assert loaded.record == Source(kind="preset", name="transformer-base")
     assert isinstance(loaded.frontend, FrontEndData)
     assert loaded.frontend.signature.vocab_size == 32000
@@ -61,7 +61,7 @@ def test_load_source_prefers_folder_to_preset(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpt2-small").symlink_to(tiny_checkpoint)
-    loaded = load_source("gpt2-small")
+    loaded = load_source(resolve("gpt2-small"))
     assert loaded.record.kind == "folder"
     assert isinstance(loaded.frontend, FrontEndData)
     assert loaded.frontend.signature.vocab_size == 40
@@ -73,7 +73,7 @@ def test_load_source_prefers_folder_to_hub(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hf:owner").mkdir()
     (tmp_path / "hf:owner" / "name").symlink_to(tiny_checkpoint)
-    assert load_source("hf:owner/name").record.kind == "folder"
+    assert load_source(resolve("hf:owner/name")).record.kind == "folder"
 
 
 @pytest.mark.parametrize(
@@ -93,17 +93,17 @@ def test_hub_source_is_parsed_into_name_and_revision(source: str, name: str, rev
 @pytest.mark.parametrize(("side", "arithmetic"), [("encoder", "float32"), (None, "source")])
 def test_side_or_arithmetic_of_preset_is_rejected(side: str | None, arithmetic: Literal["float32", "source"]) -> None:
     with pytest.raises(ExportError, match=r"--(side|arithmetic) is only for published checkpoints; gpt2-small is none"):
-        load_source("gpt2-small", side=side, arithmetic=arithmetic)
+        load_source(resolve("gpt2-small", side=side, arithmetic=arithmetic))
 
 
 def test_segments_option_for_preset_is_rejected() -> None:
     with pytest.raises(ExportError, match="--segments is only for published checkpoints"):
-        load_source("gpt2-small", segments=True)
+        load_source(resolve("gpt2-small", segments=True))
 
 
 def test_segments_option_for_unsupported_model_is_rejected(tiny_checkpoint: Path) -> None:
     with pytest.raises(ExportError, match=r"--segments is only for .*; the model is 'bert'"):
-        load_source(str(tiny_checkpoint), segments=True)
+        load_source(resolve(str(tiny_checkpoint), segments=True))
 
 
 @pytest.fixture
@@ -118,14 +118,14 @@ def folder(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 def test_invalid_tokenizer_file_is_rejected(folder: Path, content: str) -> None:
     (folder / "tokenizer.json").write_text(content)
     with pytest.raises(ExportError, match=r"tiny/tokenizer\.json is no tokenizer of the package tokenizers: "):
-        load_source(str(folder))
+        load_source(resolve(str(folder)))
 
 
 def test_tokenizer_pipe_is_rejected(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     os.mkfifo(folder / "tokenizer.json")
     with pytest.raises(ExportError, match=r"tokenizer\.json: a folder, pipe or device, expected a regular file"):
-        load_source(str(folder))
+        load_source(resolve(str(folder)))
 
 
 @pytest.mark.parametrize("target", ["/dev/zero", "/etc/passwd"])
@@ -133,14 +133,14 @@ def test_tokenizer_link_outside_folder_is_rejected(folder: Path, target: str) ->
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").symlink_to(target)
     with pytest.raises(ExportError, match=rf"tokenizer\.json: a link to {target}, outside the folder"):
-        load_source(str(folder))
+        load_source(resolve(str(folder)))
 
 
 def test_dangling_tokenizer_link_is_rejected(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").symlink_to("nowhere")
     with pytest.raises(ExportError, match=r"tokenizer\.json: no such file or directory"):
-        load_source(str(folder))
+        load_source(resolve(str(folder)))
 
 
 def with_vocabulary(folder: Path, vocabulary: int) -> Path:
@@ -154,9 +154,9 @@ def with_vocabulary(folder: Path, vocabulary: int) -> Path:
 
 
 def test_tokenizer_ids_beyond_table_are_rejected(folder: Path) -> None:
-    assert load_source(str(with_vocabulary(folder, 11))).tokenizer is not None
+    assert load_source(resolve(str(with_vocabulary(folder, 11)))).tokenizer is not None
     with pytest.raises(ExportError) as error:
-        load_source(str(with_vocabulary(folder, 10)))
+        load_source(resolve(str(with_vocabulary(folder, 10))))
     assert str(error.value) == (
         f"{folder}/tokenizer.json: the tokenizer gives ids up to 10, but the largest row of the token table is 9; "
         "remove the tokens beyond it, or the file to export without a tokenizer"
@@ -195,7 +195,7 @@ def test_token_around_texts_beyond_table_is_rejected(folder: Path) -> None:
     tokenizer.post_processor = TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 40)])
     tokenizer.save(str(file))
     with pytest.raises(ExportError, match="ids up to 40"):
-        load_source(str(folder))
+        load_source(resolve(str(folder)))
 
 
 def test_unreadable_source_reports_permission_denied() -> None:
@@ -206,7 +206,7 @@ def test_unreadable_source_reports_permission_denied() -> None:
         os.seteuid(65534)
         try:
             with pytest.raises(ExportError, match=r"inner: permission denied"):
-                load_source(f"{place}/inner")
+                load_source(resolve(f"{place}/inner"))
         finally:
             os.seteuid(0)
 

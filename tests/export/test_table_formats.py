@@ -115,8 +115,6 @@ def test_find_format_returns_every_named_format() -> None:
     [
         ("float64", None, "--dtype: got 'float64', expected float32, float16, bfloat16, int8, int4"),
         ("int8", "column", "--scale: got 'column', expected row, tensor"),
-        ("int4", "block", "--scale is only for --dtype int8; the dtype is int4"),
-        ("float32", "row", "--scale is only for --dtype int8; the dtype is float32"),
     ],
 )
 def test_find_format_rejects_unknown_names(dtype: str, scale: str | None, message: str) -> None:

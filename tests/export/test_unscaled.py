@@ -8,7 +8,7 @@ import torch
 
 from preblock.export.errors import ParityError
 from preblock.export.exporter import ExportResult, export_loaded
-from preblock.export.parity import prove_lookup
+from preblock.export.outputs import OUTPUTS
 from preblock.export.source import LoadedSource
 from preblock.export.table_formats import find_format
 from preblock.export.torch_reference import TorchReference
@@ -64,4 +64,4 @@ def test_unscaled_proof_detects_changed_row(tmp_path: Path) -> None:
     with torch.no_grad():
         other.tokens.weight[10, 3] += 1
     with pytest.raises(ParityError, match=f"^{UNSCALED} of the graph differs from its reference"):
-        prove_lookup(TorchReference(other), Session(folder, graph=UNSCALED_GRAPH), output=UNSCALED)
+        OUTPUTS[UNSCALED_GRAPH].prove(TorchReference(other), Session(folder, graph=UNSCALED_GRAPH))

@@ -12,9 +12,8 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
-from preblock.export.bias_graph import write_bias
 from preblock.export.discovery.discovery import discover
-from preblock.export.graph import write_graphs
+from preblock.export.outputs import write_graphs
 from preblock.export.parity import ROTARY_ULP
 from preblock.export.reference import NumpyReference
 from preblock.export.torch_reference import TorchReference
@@ -83,7 +82,6 @@ def test_family_matches_transformers(row: Row, tmp_path: Path) -> None:
     check_standard(artifact, config.indices)
     if "project" not in {step.kind for step in config.steps} and config.per_layer is None:
         check_rows_of_one(artifact, config)
-    write_bias(frontend.data(), artifact)
     for reference in (NumpyReference(frontend.data()), TorchReference(frontend)):
         prove_artifact(reference, artifact, CPU, lambda _: None)
     model = TransformersModel.load(name, row.folder)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, XLMConfig, XLMModel
 
-from preblock.export.graph import write_graphs
+from preblock.export.outputs import write_graphs
 from preblock.export.parity import difference
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError

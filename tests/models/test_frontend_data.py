@@ -1,5 +1,6 @@
 """A front-end as data, beside its module: the same names, shapes and values."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from preblock.models.frontend_file import write_frontend
 from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
 from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.per_layer_config import PerLayerConfig
-from preblock.models.steps import Positions
+from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.steps import Positions, Scale, Segments
 from tests.models.rejections import rejection
 from tests.models.test_frontend_file import FRONT_ENDS, D, M, V
 
@@ -106,4 +108,27 @@ def test_table_that_cannot_be_derived_is_rejected(positions: Positions, width: i
     ],
 )
 def test_impossible_bias_is_rejected(kind: type[BiasConfig], values: dict[str, Any], message: str) -> None:
+    assert message in rejection(ValueError, kind, **values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (AlibiConfig, {"heads": 2, "divisor": "1"}, "divisor: got '1', expected a number above 0"),
+        (
+            T5Config,
+            {"heads": True, "buckets": 8, "max_distance": 9, "bidirectional": True},
+            "heads: got True, expected",
+        ),
+        (T5Config, {"heads": 2, "buckets": 8, "max_distance": 9, "bidirectional": 1}, "bidirectional: got 1, expected"),
+        (RotaryConfig, {"dim": 4, "theta": "5"}, "rotary.theta: got '5', expected a number"),
+        (RotaryConfig, {"dim": 4, "scaling": {}}, "rotary.scaling: got {}, expected a text"),
+        (Segments, {"input": 3}, "segments.input: got 3, expected a text"),
+        (Segments, {"by": math.nan}, "segments.by: got nan, expected a finite number"),
+        (Scale, {"by": 10**400}, f"scale.by: got {10**400}, expected a finite number"),
+        (Positions, {"grid": [2, 3]}, "positions.grid: got [2, 3], expected two numbers of 1 or more"),
+        (Positions, {"counts": "words"}, "positions.counts: got 'words', expected slots, ids, mask"),
+    ],
+)
+def test_value_against_rule_of_its_field_is_rejected(kind: type[Any], values: dict[str, Any], message: str) -> None:
     assert message in rejection(ValueError, kind, **values)

@@ -93,10 +93,11 @@ def preblock(*arguments: str | Path) -> None:
 
 def load(*sources: str) -> None:
     """Print the commit of every source."""
+    from preblock.export.options import resolve
     from preblock.export.source import load_source
 
     for source in sources:
-        print(load_source(source).record.revision)  # noqa: T201
+        print(load_source(resolve(source)).record.revision)  # noqa: T201
 
 
 def download(name: str) -> None:

@@ -105,9 +105,11 @@ def test_export_reports_every_step(tiny_checkpoint: Path, tmp_path: Path) -> Non
         "proving it equal",
     ]
     proven = [step.partition(" cases")[0] for step in steps[3:]]  # bytes and rate follow, once it takes a second
-    reported = [text for text in proven if text.startswith("proving it equal")]
-    assert reported == [f"proving it equal: {done} of {len(reported)}" for done in range(1, len(reported) + 1)]
-    assert reported
+    for graph in ("model.onnx", "token.onnx"):
+        step = f"proving it equal: {graph}: "
+        reported = [text for text in proven if text.startswith(step)]
+        assert reported == [f"{step}{done} of {len(reported)}" for done in range(1, len(reported) + 1)]
+        assert reported
 
 
 def test_preset_is_exported_bit_for_bit(tmp_path: Path) -> None:

@@ -10,14 +10,10 @@ import torch
 import transformers
 
 from preblock.export.errors import ExportError
-from preblock.export.exporter import export, export_loaded
-from preblock.export.source import LoadedSource
-from preblock.export.table_formats import find_format
+from preblock.export.exporter import export
 from preblock.export.verification import verify
-from preblock.models.custom_frontend import CustomFrontEnd
-from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.steps import Positions
-from preblock.service.artifacts.manifest import Manifest, Source
+from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
@@ -106,16 +102,9 @@ def test_quantized_export_of_stem_is_rejected(tmp_path: Path) -> None:
         hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
     )
     transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
-    with pytest.raises(ExportError, match="--dtype int8 is only for front-ends of token ids; a stem is"):
+    with pytest.raises(ExportError, match="--dtype is only for front-ends of token ids; a stem is none"):
         export(str(tmp_path / "vit"), "m", tmp_path / "root", dtype="int8")
     assert not (tmp_path / "root").exists()
-
-
-def test_quantized_export_of_custom_module_is_rejected(tmp_path: Path) -> None:
-    custom = CustomFrontEnd(GPT2Embeddings(7, 4, 6).eval(), vocab_size=7, max_len=6)
-    loaded = LoadedSource(custom, Source(kind="module"))
-    with pytest.raises(ExportError, match="--dtype: got 'int4', expected only float32 for stems and custom modules"):
-        export_loaded(loaded, "m", tmp_path, format_=find_format("int4"))
 
 
 def test_invalid_scale_option_is_rejected_before_reading_weights(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import ViTModel
 
 from preblock.export.errors import ExportError
+from preblock.export.options import resolve
 from preblock.export.source import load_source
 from preblock.models.checkpoints.reader import files_needed, read_frontend
 from preblock.models.checkpoints.stem_reader import read_stem
@@ -54,7 +55,7 @@ def test_single_file_beside_index_is_read_as_in_transformers(sharded: Path) -> N
     model.save_pretrained(sharded)
     expected = model_class("bert").from_pretrained(sharded).embeddings.word_embeddings.weight.detach()
     assert files_needed(sharded) == ["model.safetensors"]
-    warning = load_source(str(sharded)).warning
+    warning = load_source(resolve(str(sharded))).warning
     assert "model.safetensors and model.safetensors.index.json both name the weights" in warning
     assert np.array_equal(read_frontend(sharded).tensors["tokens.weight"], expected)
     for file in sharded.glob("model-*"):
@@ -107,9 +108,9 @@ def test_other_file_named_by_config_is_rejected(kind: str, tmp_path: Path) -> No
     config = {"model_type": kind, "transformers_weights": "other.safetensors"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     message = "config.json: transformers_weights is 'other.safetensors', expec"
-    assert message in rejection(ExportError, load_source, str(tmp_path))
+    assert message in rejection(ExportError, load_source, resolve(str(tmp_path)))
     GPT2Embeddings(7, 4, 6).save_frontend(tmp_path)
-    assert isinstance(load_source(str(tmp_path)).frontend, FrontEndData)
+    assert isinstance(load_source(resolve(str(tmp_path))).frontend, FrontEndData)
 
 
 def test_broken_index_or_missing_shard_is_rejected(sharded: Path) -> None:

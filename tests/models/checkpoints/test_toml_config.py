@@ -168,7 +168,7 @@ INVALID_STEPS: dict[str, list[tuple[str, str]]] = {
         ('input = "offset"\nweight = "kinds"', "input: got 'offset', expected small letters"),
         ('input = "dtype"\nweight = "kinds"', "input: got 'dtype', expected small letters"),
         ('input = "A b"\nweight = "kinds"', "input: got 'A b', expected small letters"),
-        ('weight = "kinds"\nneeded = 1', "segments.needed: got 1, expected a"),
+        ('weight = "kinds"\nneeded = 1', "segments.needed: got 1, expected true or false"),
     ],
     "levels": [
         ("", "levels: .*missing"),
@@ -199,8 +199,8 @@ INVALID_STEPS: dict[str, list[tuple[str, str]]] = {
         ("eps = -1", "rms_norm.eps: got -1, expected a finite number from 0"),
     ],
     "scale": [
-        ('by = "x"', "scale.by: got 'x', expected a number"),
-        ('by = 2.0\ncast = "false"', "scale.cast: got 'false', expected a bool"),
+        ('by = "x"', "scale.by: got 'x', expected a finite number"),
+        ('by = 2.0\ncast = "false"', "scale.cast: got 'false', expected true or false"),
     ],
 }
 
@@ -282,7 +282,7 @@ def test_unsupported_rotary_output_is_rejected(tmp_path: Path) -> None:
         ('dim = 4\nscaling = "given"\nfrequencies = 1.0', "rotary.frequencies: got 1.0, expected numbers"),
         ('dim = 4\nscaling = "given"\nfrequencies = [1, "2"]', "rotary.frequencies: got .*, expected numbers"),
         (f"dim = 4\nscaling = 'linear'\nfactor = 1{'0' * 400}", "too large|too big"),
-        ('dim = 4\nlayout = "pairs"', "rotary.layout: got 'pairs', expected 'half', 'interleaved'"),
+        ('dim = 4\nlayout = "pairs"', "rotary.layout: got 'pairs', expected half, interleaved"),
         ('dim = 4\nangles = "bfloat16"', "angles: got 'bfloat16', expected float32, float64"),
         ('dim = 4\nname = "a-b"', "rotary.name: got 'a-b', expected lower-case"),
         ("dim = 4\nbase = 3", "rotary.base is not known, expected are name, layout, form, dtype, axes, dim, theta"),

@@ -68,7 +68,7 @@ def test_invalid_ngram_sizes_are_rejected() -> None:
         ({"layers": (3, 1)}, "ngrams.layers: got [3, 1], expected ascending"),
         ({"size": 17}, "ngrams.size: got 17, expected 2 to 16"),
         ({"width": 15}, "ngrams.width: got 15, expected a multiple of 4 heads"),
-        ({"reset_id": 1.0}, "ngrams.reset_id: got 1.0, expected an integer"),
+        ({"reset_id": 1.0}, "ngrams.reset_id: got 1.0, expected a whole number"),
     ]
     for changed, message in sizes:
         assert message in rejection(ValueError, NgramConfig, **SIZES | changed), changed

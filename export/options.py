@@ -1,12 +1,14 @@
-"""The arguments of an export, checked before weights are read: name, source, and options that exclude each other."""
+"""The options of an export, checked with its source before weights are read."""
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from preblock.export.errors import ExportError
 from preblock.export.publication import check_name
@@ -17,7 +19,7 @@ from preblock.models.checkpoints.weight_files import CheckpointError, read_json
 from preblock.models.frontend_file import DESCRIPTION, INDEX
 from preblock.models.presets import PRESETS
 from preblock.service.artifacts.manifest import Source
-from preblock.service.artifacts.names import MANIFEST, TOKENIZER
+from preblock.service.artifacts.names import MANIFEST, NAME, TOKENIZER
 
 HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(?:@[\w./-]+)?")
@@ -30,62 +32,130 @@ ADAPTER = "adapter_config.json"
 SMALL_FILES = (CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER, ADAPTER)
 """Files that an export looks for beside those of weights. They name these, except for the tokenizer, to be copied, and
 an adapter."""
-DEFAULTS: tuple[object, ...] = (None, False, "float32", "full", [])
-"""Values of the options of an export that nobody gave."""
+ROW_OPTIONS = ("arithmetic", "segments", "rotary_length", "reference")
+"""Options for choices that a model type with a row in the family table leaves open."""
+CHECKPOINT_OPTIONS = ("side", "tokens_only", "tokenizer", *ROW_OPTIONS)
+TOKEN_OPTIONS = ("max_len", "dtype", "rotary_layout", "rotary_dtype", "tokens_only", "tokenizer", *ROW_OPTIONS)
+"""Options for front-ends of token ids."""
 
 Format = Literal["description", "static", "stem", "checkpoint", "discovery"]
 
 
-class SourceOptions(TypedDict, total=False):
-    """Choices left open by a published checkpoint, as in `read_frontend`; `tokens_only` for its token table alone.
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """The options of an export beside its source and name; the defaults are those of `preblock export`.
 
-    `reference` leaves n-gram tables in the files of the checkpoint. `tokenizer` allows other ids than in transformers.
+    Args:
+        max_len: limit of offset + tokens; default the source's.
+        resizing: method to resize a learned position table, as in `resize_positions`.
+        dtype: stored type of the tables.
+        scale: unit with one scale in int8, as in `find_format`.
+        rotary_layout: columns of the rotary outputs, the `form` of `RotaryOutput`.
+        rotary_dtype: type of the rotary outputs, the `dtype` of `RotaryOutput`.
+        soft_prompts: `NAME=FOLDER` of each soft prompt, saved by PEFT.
+        side: as in `read_frontend`, like the next three.
+        arithmetic: type to round every step to.
+        segments: whether to require segments that are token ids.
+        rotary_length: tokens of the whole sequence.
+        tokens_only: whether to export the token table alone.
+        reference: whether to leave n-gram tables in the files of the checkpoint.
+
+    Raises:
+        ExportError: two options exclude each other, or one is not understood; the message names it.
+
     """
 
-    side: str | None
-    arithmetic: Literal["float32", "source"]
-    segments: bool
-    rotary_length: int | None
-    tokens_only: bool
-    reference: bool
-    tokenizer: Literal["ignore-conflicts"] | None
+    max_len: int | None = None
+    resizing: str | None = None
+    dtype: str = "float32"
+    scale: str | None = None
+    rotary_layout: Literal["full", "half", "fused"] = "full"
+    rotary_dtype: Literal["float32", "float16"] = "float32"
+    soft_prompts: tuple[str, ...] = ()
+    side: str | None = None
+    arithmetic: Literal["float32", "source"] = "float32"
+    segments: bool = False
+    rotary_length: int | None = None
+    tokens_only: bool = False
+    reference: bool = False
+    tokenizer: Literal["ignore-conflicts"] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options that need no source."""
+        if self.scale is not None and self.dtype != "int8":
+            raise ExportError(f"--scale is only for --dtype int8; the dtype is {self.dtype}")
+        if self.resizing is not None and self.max_len is None:
+            raise ExportError("--resize needs --max-len, the new limit of the positions")
+        if self.reference and self.tokens_only:
+            raise ExportError(
+                "--reference is for n-gram tables, and --tokens-only leaves them out; give one of the two"
+            )
+        _ = self.prompts  # checks their names
+
+    @cached_property
+    def prompts(self) -> dict[str, Path]:
+        """The folder of each soft prompt by its name; raise ExportError for a bad or repeated name."""
+        found: dict[str, Path] = {}
+        for item in self.soft_prompts:
+            name, _, folder = item.partition("=")
+            if not re.fullmatch(NAME, name) or not folder or name in found:
+                raise ExportError(f"--soft-prompt: got {item!r}, expected NAME=FOLDER, each NAME once")
+            found[name] = Path(folder)
+        return found
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options other than the defaults, as the manifest records them: without paths of this machine."""
+        values = vars(self) | {"soft_prompts": [*self.prompts]}
+        return {
+            option.name: values[option.name]
+            for option in fields(self)
+            if values[option.name] not in (option.default, [])
+        }
+
+    def refuse(
+        self, source: str, allowed: str = "published checkpoints", names: Collection[str] = CHECKPOINT_OPTIONS
+    ) -> None:
+        """Raise ExportError for a given option among `names`, which only `allowed` sources have."""
+        for name in self.given:
+            if name in names:
+                raise ExportError(f"--{name.replace('_', '-')} is only for {allowed}; {source} is none")
 
 
-def check_arguments(
-    source: str,
-    name: str,
-    choices: SourceOptions,
-    max_len: int | None = None,
-    resizing: str | None = None,
-    dtype: str = "float32",
-    scale: str | None = None,
-) -> None:
-    """Check the arguments of `export`, reading at most `config.json` of a folder.
+@dataclass(frozen=True)
+class ResolvedSource:
+    """A source as the user named it, its record for the manifest, the name of its model, and the options for it.
+
+    `format` is that of a folder; None for a preset, and for a repository of the hub, whose files are yet unknown.
+    """
+
+    text: str
+    record: Source
+    name: str
+    options: ExportOptions
+    format: Format | None = None
+
+
+def resolve(source: str, name: str | None = None, **options: Any) -> ResolvedSource:
+    """Return the checked source of an export, reading at most `config.json` of a folder.
+
+    Args:
+        source: an existing folder, a preset, or `hf:owner/name[@revision]`.
+        name: name of the model; default from the source.
+        options: fields of `ExportOptions`.
 
     Raises:
         ExportError: an argument is wrong, or two exclude each other; the message names it.
 
     """
+    chosen, record, format_ = ExportOptions(**options), parse_source(source), None
+    name = default_name(source) if name is None else name
     check_name(name)
-    check_scale(dtype, scale)
-    if resizing is not None and max_len is None:
-        raise ExportError("--resize needs --max-len, the new limit of the positions")
-    if choices.get("reference") and choices.get("tokens_only"):
-        raise ExportError("--reference is for n-gram tables, and --tokens-only leaves them out; give one of the two")
-    record = parse_source(source)
     if record.kind == "preset":
-        refuse_choices(source, choices)
-    elif record.kind == "folder" and detect_format(Path(source), choices) == "stem":
-        if max_len is not None:
-            raise ExportError("--max-len is only for front-ends of token ids; the source takes images or spectrograms")
-        if dtype != "float32":
-            raise ExportError(f"--dtype {dtype} is only for front-ends of token ids; a stem is stored as float32")
-
-
-def check_scale(dtype: str, scale: str | None) -> None:
-    """Raise ExportError for `--scale` without `--dtype int8`."""
-    if scale is not None and dtype != "int8":
-        raise ExportError(f"--scale is only for --dtype int8; the dtype is {dtype}")
+        chosen.refuse(source)
+    elif record.kind == "folder":
+        format_ = detect_format(Path(source), chosen)
+    return ResolvedSource(source, record, name, chosen, format_)
 
 
 def parse_source(source: str) -> Source:
@@ -122,20 +192,20 @@ def default_name(source: str) -> str:
     return name
 
 
-def detect_format(folder: Path, choices: SourceOptions) -> Format:
+def detect_format(folder: Path, options: ExportOptions) -> Format:
     """Return the format of the front-end in `folder`, from `frontend.toml`, `config.json` or `modules.json` alone.
 
     Raises:
         ExportError: `folder` has none of these files, or an adapter beside them; its model type is unknown, or it
-            allows none of `choices`.
+            does not allow one of `options`.
 
     """
     if os.path.lexists(folder / DESCRIPTION):
-        refuse_choices(DESCRIPTION, choices)
+        options.refuse(DESCRIPTION)
         return "description"
     try:
         if find_static(folder):
-            refuse_choices("a static embedding model", choices)
+            options.refuse("a static embedding model")
             return "static"
     except CheckpointError as error:
         raise ExportError(str(error)) from error
@@ -145,17 +215,16 @@ def detect_format(folder: Path, choices: SourceOptions) -> Format:
         found = describe_other_weights(folder)
         hint = hint or describe_model_folder(folder, CONFIG) or (found and f", {found}")
         raise ExportError(f"{folder}: the folder holds neither {CONFIG} nor {DESCRIPTION}{hint}")
-    side = choices.get("side")
     try:
-        if is_stem(folder, side):
-            refuse_choices("a stem", {name: value for name, value in choices.items() if name != "side"})
+        if is_stem(folder, options.side):
+            options.refuse("a stem", "front-ends of token ids", TOKEN_OPTIONS)
             return "stem"
         document = read_json(folder / CONFIG)
         if _needs_discovery(document):
-            fixed = {name: value for name, value in choices.items() if name not in ("side", "tokens_only", "tokenizer")}
-            refuse_choices(repr(document["model_type"]), fixed, "model types with a row in the family table")
+            allowed = "model types with a row in the family table"
+            options.refuse(repr(document["model_type"]), allowed, ROW_OPTIONS)
             return "discovery"
-        family_of(document, side, choices.get("segments", False))
+        family_of(document, options.side, options.segments)
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     return "checkpoint"
@@ -203,11 +272,3 @@ def _explain(source: str) -> str:
 
 def _is_artifact(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() or any(folder.glob(f"[1-9]*/{MANIFEST}"))
-
-
-def refuse_choices(source: str, choices: Mapping[str, Any], allowed: str = "published checkpoints") -> None:
-    """Raise ExportError for choices allowed only with `allowed`."""
-    for name, value in choices.items():
-        if value not in DEFAULTS:
-            option = name.replace("_", "-")
-            raise ExportError(f"--{option} is only for {allowed}; {source} is none")

@@ -1,4 +1,4 @@
-"""Arguments of an export, and the suggestions for wrong ones."""
+"""Options and sources of an export, and the suggestions for wrong ones."""
 
 import json
 import subprocess
@@ -8,18 +8,8 @@ from typing import Any
 
 import pytest
 
-from preblock.export.arguments import SourceOptions, check_arguments, default_name, detect_format, parse_source
 from preblock.export.errors import ExportError
-
-ALLOWED: dict[str, Any] = {
-    "source": "gpt2-small",
-    "name": "m",
-    "max_len": None,
-    "resizing": None,
-    "dtype": "float32",
-    "scale": None,
-    "choices": {},
-}
+from preblock.export.options import ExportOptions, default_name, detect_format, parse_source, resolve
 
 
 def folder_of(parent: Path, **config: Any) -> str:
@@ -28,8 +18,8 @@ def folder_of(parent: Path, **config: Any) -> str:
     return str(parent)
 
 
-def test_arguments_module_does_not_import_torch() -> None:
-    code = "import sys, preblock.export.arguments; print({'torch', 'huggingface_hub', 'onnx'} & set(sys.modules))"
+def test_options_module_does_not_import_torch() -> None:
+    code = "import sys, preblock.export.options; print({'torch', 'huggingface_hub', 'onnx'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 
@@ -69,7 +59,7 @@ def test_source_file_is_rejected_with_hint_to_folder(tmp_path: Path) -> None:
 
 def test_folder_without_front_end_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"the folder holds neither config\.json nor frontend\.toml$"):
-        detect_format(tmp_path, {})
+        detect_format(tmp_path, ExportOptions())
 
 
 @pytest.mark.parametrize(
@@ -85,26 +75,26 @@ def test_folder_with_model_elsewhere_is_rejected_with_advice(name: str, advice: 
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
     with pytest.raises(ExportError, match=rf"neither config\.json nor frontend\.toml{advice}"):
-        detect_format(tmp_path, {})
+        detect_format(tmp_path, ExportOptions())
 
 
 @pytest.mark.parametrize("beside_model", [True, False])
 def test_folder_with_adapter_is_rejected(beside_model: bool, tmp_path: Path) -> None:
     folder = Path(folder_of(tmp_path, model_type="bert")) if beside_model else tmp_path
-    assert not beside_model or detect_format(folder, {}) == "checkpoint"
+    assert not beside_model or detect_format(folder, ExportOptions()) == "checkpoint"
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(ExportError, match=r"adapter_config\.json belongs to an adapter .* merge_and_unload\(\)"):
-        detect_format(folder, {})
+        detect_format(folder, ExportOptions())
 
 
 def test_folder_of_exported_artifact_is_rejected(tiny_repository: Path) -> None:
     for folder in (tiny_repository / "bert", tiny_repository / "bert" / "1"):
         with pytest.raises(ExportError, match="it is an exported artifact already, ready for `preblock serve`"):
-            detect_format(folder, {})
+            detect_format(folder, ExportOptions())
 
 
 @pytest.mark.parametrize(
-    ("config", "choices", "message"),
+    ("config", "options", "message"),
     [
         ({}, {}, "model_type is missing, expected a name such as 'bert'; `preblock families` lists the known ones"),
         ({"model_type": None}, {}, "model_type is missing, expected a name such as 'bert'"),
@@ -113,15 +103,15 @@ def test_folder_of_exported_artifact_is_rejected(tiny_repository: Path) -> None:
         ({"model_type": "bart"}, {"side": "vision"}, "--side is 'vision', but a model of type 'bart' needs one of"),
         ({"model_type": "gpt2"}, {"side": "text"}, "--side is only for models with two sides; 'gpt2' has one"),
         ({"model_type": "bert"}, {"segments": True}, "whose segments are token ids; the model is 'bert'"),
-        ({"model_type": "vit"}, {"segments": True}, "--segments is only for published checkpoints; a stem is none"),
-        ({"model_type": "vit"}, {"arithmetic": "source"}, "--arithmetic is only for published checkpoints"),
+        ({"model_type": "vit"}, {"segments": True}, "--segments is only for front-ends of token ids; a stem is none"),
+        ({"model_type": "vit"}, {"arithmetic": "source"}, "--arithmetic is only for front-ends of token ids"),
     ],
 )
 def test_config_json_alone_suffices_to_reject_model(
-    config: dict[str, Any], choices: SourceOptions, message: str, tmp_path: Path
+    config: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ExportError) as error:
-        check_arguments(**ALLOWED | {"source": folder_of(tmp_path, **config), "choices": choices})
+        resolve(folder_of(tmp_path, **config), "m", **options)
     assert message in str(error.value)
 
 
@@ -131,22 +121,22 @@ def test_config_json_alone_suffices_to_reject_model(
         ({"name": "../x"}, "--name: got '../x', expected 1 to 128 letters"),
         ({"scale": "row"}, "--scale is only for --dtype int8; the dtype is float32"),
         ({"resizing": "truncate"}, "--resize needs --max-len"),
-        ({"choices": {"side": "encoder"}}, "--side is only for published checkpoints; gpt2-small is none"),
+        ({"side": "encoder"}, "--side is only for published checkpoints; gpt2-small is none"),
     ],
 )
 def test_incompatible_options_are_rejected(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ExportError) as error:
-        check_arguments(**ALLOWED | arguments)
+        resolve("gpt2-small", **{"name": "m"} | arguments)
     assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"max_len": 5}, "--max-len is only for"), ({"dtype": "int8"}, "--dtype int8 is only for")],
+    [({"max_len": 5}, "--max-len is only for"), ({"dtype": "int8"}, "--dtype is only for")],
 )
 def test_table_options_for_stem_are_rejected(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=message):
-        check_arguments(**ALLOWED | {"source": folder_of(tmp_path, model_type="vit")} | arguments)
+        resolve(folder_of(tmp_path, model_type="vit"), "m", **arguments)
 
 
 @pytest.mark.parametrize(
