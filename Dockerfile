@@ -1,4 +1,4 @@
-# One image exports and serves, without torch and without a compiler. docs/own-checkpoint.md derives one with torch.
+# One image exports and serves, without torch and without a compiler. docs/deploy.md derives one with torch.
 ARG BASE_IMAGE=python:3.11.14-slim-bookworm
 # Of onnxruntime: cpu or gpu.
 ARG PROVIDER=cpu

@@ -32,7 +32,7 @@ CHECKPOINTS := $(VENV)/checkpoints
 ANY_WHEEL := --only-binary=:all: --platform manylinux2014_x86_64 --python-version 3.11 --implementation cp --abi cp311
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-long test-all coverage mutants clients test-ray fuzz reliability check format bench bench-peers huge families discover discover-fuzz proto ptx pictures docs dist sbom smoke clean
+.PHONY: help serve models test test-long test-all coverage mutants clients test-ray fuzz reliability check format bench bench-peers huge families discover discover-fuzz reference proto ptx pictures docs dist sbom smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -108,17 +108,20 @@ bench: $(VENV)/dev $(MODELS) ## Measure calls, requests, protocols, starts and s
 huge: $(VENV)/serve ## Check the memory limit of exports of 4 GB tables, in every dtype (needs 14 GB of disk).
 	$(foreach dtype,float32 float16 bfloat16 int8 int4,$(BIN)/python -m benchmarks.large_tables $(VENV)/huge $(dtype) &&) true
 
-bench-peers: $(VENV)/dev $(REPOSITORY)/gpt2-small/1/manifest.json ## Measure other servers of the same graph beside Preblock, and write the table into docs/benchmarks.md.
+bench-peers: $(VENV)/dev $(REPOSITORY)/gpt2-small/1/manifest.json ## Measure other servers of the same graph beside Preblock, and write the table into docs/reference/peers.md.
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
-families: $(VENV)/dev ## Export every family through the command line, and write docs/parity.md.
-	$(BIN)/python -m tests.families.table
+families: $(VENV)/dev ## Export every family through the command line, and write docs/reference/parity.md (ARGS=gpt2 for one).
+	$(BIN)/python -m tests.families.table $(ARGS)
 
-discover: $(VENV)/dev ## Discover the front-end of every model type of transformers, and write docs/coverage.md; resumes (ARGS=--again starts anew).
+discover: $(VENV)/dev ## Discover the front-end of every model type of transformers, and write docs/reference/coverage.md; resumes (ARGS=--again starts anew).
 	$(BIN)/python -m tests.families.coverage $(ARGS)
 
-discover-fuzz: $(VENV)/dev ## Edit every key of every family's config, compare with transformers, and write docs/parity-configs.md; resumes.
+discover-fuzz: $(VENV)/dev ## Edit every key of every family's config, compare with transformers, and write docs/reference/parity-configs.md; resumes.
 	$(BIN)/python -m tests.families.config_fuzzing $(ARGS)
+
+reference: $(VENV)/dev ## Write docs/reference/settings.md and docs/reference/command-line.md.
+	$(BIN)/python -m tools.reference
 
 proto: $(VENV)/dev ## Generate the protocol buffer modules again.
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \

@@ -7,8 +7,8 @@ holds their handlers, and `.venv/peers` their virtual environments. The load run
 (https://github.com/wg/wrk, install it first) over 4 connections, or four threads of tritonclient for gRPC.
 
 First, every answer is compared with the output of onnxruntime. Then all servers take turns in each round, shape by
-shape; SIGSTOP pauses the others. The table goes to docs/benchmarks.md, unless `--only` is given. It lists servers with
-a failed installation or start as "could not run".
+shape; SIGSTOP pauses the others. The table goes to docs/reference/peers.md, unless `--only` is given. It lists servers
+with a failed installation or start as "could not run".
 """
 
 import argparse
@@ -40,7 +40,7 @@ from benchmarks.servers import GRAPH, SERVERS, RunningPeer, canned, started
 from benchmarks.streams import MODEL, WIDTH, be_the_client
 from benchmarks.tensors import CONNECTIONS, SHAPES, rate, script
 
-DOCUMENT = Path("docs/benchmarks.md")
+DOCUMENT = Path("docs/reference/peers.md")
 BEGIN, END = "<!-- written by benchmarks.peers -->\n", "<!-- end -->\n"
 SLOW = 5.0
 """Cases with slower answers, in seconds, are not measured."""

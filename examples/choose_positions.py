@@ -1,14 +1,18 @@
 """Train every kind of positions on a task with order, and test it beyond the trained length.
 
     .venv/bin/python examples/choose_positions.py -o positions.svg
+    .venv/bin/python examples/choose_positions.py --encoding mine.py:Ramp
 
 The task: a sequence of random tokens holds one A and one B; say which comes first. Without positions a model can only
-guess. Training uses 4 to 16 tokens, the test up to 64. The run takes less than two minutes on two cores.
+guess. Training uses 4 to 16 tokens, the test up to 64. The run takes less than two minutes on two cores. With
+`--encoding`, an encoding of your own joins the comparison: a module built with its width, which takes token vectors
+(B, L, width) and returns vectors of this shape. It raises ValueError beyond its longest length.
 """
 
 import argparse
+import runpy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 try:
@@ -111,15 +115,35 @@ def accuracy(reader: Reader, length: int) -> float | None:
         return None
 
 
-def run(steps: int, kinds: Sequence[str] = tuple(KINDS)) -> dict[str, list[float | None]]:
+def run(steps: int, kinds: Mapping[str, Callable[[], nn.Module]]) -> dict[str, list[float | None]]:
     """Return the accuracy of each kind at each of `TESTED_LENGTHS`."""
     found = {}
-    for name in kinds:
+    for name, build in kinds.items():
         torch.manual_seed(0)
-        reader = Reader(KINDS[name]())
+        reader = Reader(build())
         train(reader, steps)
         found[name] = [accuracy(reader, length) for length in TESTED_LENGTHS]
     return found
+
+
+def load_encoding(source: str) -> tuple[str, Callable[[], nn.Module]]:
+    """Return the name and the maker of the module that `source`, FILE:CLASS, names.
+
+    Raises:
+        ValueError: there is no such module, or it does not return vectors of the shape of its input.
+
+    """
+    file, _, name = source.rpartition(":")
+    if not Path(file).is_file():
+        raise ValueError(f"got {source}, expected FILE:CLASS, such as mine.py:Ramp")
+    kind = runpy.run_path(file).get(name)
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise ValueError(f"{file} has no nn.Module {name}")
+    vectors = torch.zeros(2, 4, WIDTH)
+    got = kind(WIDTH)(vectors)
+    if got.shape != vectors.shape:
+        raise ValueError(f"{name} returned {tuple(got.shape)} for {tuple(vectors.shape)}, expected the same shape")
+    return name, lambda: kind(WIDTH)
 
 
 def plot(results: dict[str, list[float | None]]) -> Figure:
@@ -141,14 +165,21 @@ def main(arguments: list[str] | None = None) -> None:
     """Print a table of accuracies, and draw them."""
     parser = argparse.ArgumentParser(description="Train every kind of positions on a task with order.")
     parser.add_argument("--steps", type=int, default=1500, help="steps of training (%(default)s)")
+    parser.add_argument("--encoding", metavar="FILE:CLASS", help="encoding of your own, such as mine.py:Ramp")
     parser.add_argument("-o", "--output", type=Path, help="picture to write, .svg or .png")
     given = parser.parse_args(arguments)
     if given.steps < 1:
         parser.error(f"argument --steps: got {given.steps}, expected 1 or more")
     if given.output is not None:
         check_place(given.output)
+    kinds = dict(KINDS)
+    try:
+        if given.encoding is not None:
+            kinds.update([load_encoding(given.encoding)])
+    except ValueError as error:
+        parser.error(f"argument --encoding: {error}")
     began = time.perf_counter()
-    results = run(given.steps)
+    results = run(given.steps, kinds)
     print("tokens     ", *(f"{length:>7}" for length in TESTED_LENGTHS))
     for name, values in results.items():
         print(f"{name:<11}", *("refused" if value is None else f"{value:>7.1%}" for value in values))

@@ -214,8 +214,8 @@ def read_keys(file: Path) -> list[Principal]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         got = f"{'.'.join(map(str, first['loc']))} of {file}"
-        message = f"api_keys_file: {got} is wrong ({first['msg']}); docs/operations.md shows an entry"
-        raise Invalid("api_keys_file", got, "an entry as in docs/operations.md", message=message) from error
+        message = f"api_keys_file: {got} is wrong ({first['msg']}); docs/production.md shows an entry"
+        raise Invalid("api_keys_file", got, "an entry as in docs/production.md", message=message) from error
     except ValueError as error:  # not UTF-8, or not TOML
         message = f"api_keys_file: {file} is no TOML file: {error}"
         raise Invalid("api_keys_file", str(file), "a TOML file", message=message) from error

@@ -56,7 +56,7 @@ def _default_cache_dir() -> Path:
 
 
 class Settings(BaseModel):
-    """The settings of a process; docs/operations.md describes each.
+    """The settings of a process; docs/reference/settings.md lists them.
 
     An option wins over its environment variable, and the variable over the file `config_file`. An empty variable
     counts as unset.
@@ -80,7 +80,9 @@ class Settings(BaseModel):
 
     config_file: Path | None = Field(None, description="TOML file with further settings.")
     repository: Path = Field(Path("model_repository"), description="Folder of the artifacts.")
-    reference_roots: str | None = Field(None, description="Comma-separated folders of tables outside artifacts.")
+    reference_roots: str | None = Field(
+        None, description="Comma-separated absolute folders of tables outside artifacts."
+    )
     cache_dir: Path = Field(default_factory=_default_cache_dir, description="Folder of the cache of file hashes.")
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port of HTTP and WebSocket; 0 picks a free port.")
@@ -92,7 +94,9 @@ class Settings(BaseModel):
     provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device; auto: CUDA for matrix products.")
     aliases: str | None = Field(None, description="Comma-separated NAME=MODEL: further names of models.")
     tei: str | None = Field(None, description="Model of text-embeddings-inference's paths; unset: the only possible.")
-    model_control: Literal["none", "poll", "explicit"] = Field("none", description="Source of model changes.")
+    model_control: Literal["none", "poll", "explicit"] = Field(
+        "none", description="Source of model changes: none, the folder (poll), or load requests (explicit)."
+    )
     load_models: str | None = Field(
         None, description="Comma-separated models to load at the start with model_control explicit; * for all."
     )

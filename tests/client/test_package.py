@@ -10,7 +10,7 @@ import pytest
 
 import preblock
 from preblock import client
-from preblock.client import AsyncClient, Client
+from preblock.client import AsyncClient, Client, errors
 from preblock.client.async_stream import AsyncDecodeStream
 from preblock.client.sync_stream import DecodeStream
 from tests.support.paths import ROOT
@@ -88,18 +88,12 @@ def test_help_shows_names_of_types_and_values_of_options(kind: type[Client | Asy
 
 def test_client_docs_name_every_method_error_and_option() -> None:
     document = (ROOT / "docs/client.md").read_text(encoding="utf-8")
-    names = [
-        *CALLS,
-        "decode",
-        *STEPS,
-        "RequestError",
-        "ServerError",
-        "ServiceError",
-        "ConnectionFailed",
-        "TimedOut",
-        "StreamClosed",
-    ]
-    assert [name for name in names if f"`{name}" not in document] == []
+    assert [name for name in (*CALLS, "decode", *STEPS) if f"`{name}" not in document] == []
+    classes = {
+        name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)
+    }
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", document.partition("## Errors")[2], re.MULTILINE)
+    assert rows == [(name, kind.__base__.__name__) for name, kind in classes.items() if kind.__base__ is not None]
     for kind in (Client, AsyncClient):
         options = [*inspect.signature(kind).parameters]
         assert [name for name in options if f"| `{name}` |" not in document] == []

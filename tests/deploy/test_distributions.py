@@ -70,8 +70,8 @@ def read_files(distribution: Path) -> Iterator[tuple[str, bytes]]:
 
 def documented_extras() -> dict[str, str]:
     """Return the extras of each command in the table of the documents."""
-    document = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
-    return dict(re.findall(r"^\| `([a-z]+)\b.*\| `([a-z,]+)` \|$", document, re.MULTILINE))
+    document = (ROOT / "docs/reference/command-line.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\| \[`([a-z]+)`\].*\| `([a-z,]+)` \|$", document, re.MULTILINE))
 
 
 @pytest.fixture(scope="module")

@@ -123,13 +123,13 @@ def test_every_alert_has_firing_test_case() -> None:
 
 
 def test_every_alert_links_to_its_runbook_section() -> None:
-    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/production.md").read_text(encoding="utf-8")
     anchors = {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", page, re.MULTILINE)}
     settings = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
     assert settings["global"]["external_labels"]["runbooks"].startswith("https://")
     for rule in RULES:
         address, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-        assert address == "{{ or $externalLabels.runbooks `docs/operations.md` }}"
+        assert address == "{{ or $externalLabels.runbooks `docs/production.md` }}"
         assert anchor == rule["alert"].lower()
         assert anchor in anchors
 

@@ -334,7 +334,7 @@ def test_serve_with_invalid_key_file_fails(tiny_repository: Path, tmp_path: Path
 
 
 def test_documented_key_commands_create_keys(tmp_path: Path) -> None:
-    section = (ROOT / "docs" / "operations.md").read_text().partition("## Keys")[2]
+    section = (ROOT / "docs" / "production.md").read_text().partition("## Keys")[2]
     commands = [line for line in section.splitlines() if line.startswith("preblock key ")]
     for command in commands:
         done = subprocess.run([PREBLOCK, *shlex.split(command)[1:]], capture_output=True, text=True, check=True)

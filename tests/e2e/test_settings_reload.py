@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import re
 import shutil
 import signal
 import time
@@ -30,7 +29,6 @@ from tests.e2e.setting_effects import (
 )
 from tests.service.server.test_websocket import step
 from tests.support.artifacts import copy_artifact
-from tests.support.paths import ROOT
 from tests.support.processes import workers as workers_of
 from tests.support.waiting import wait_until
 
@@ -48,12 +46,6 @@ def reloading(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 def test_tests_cover_every_reloadable_setting() -> None:
     assert set(SEEN) == {name for names in TOGETHER for name in names} == RELOADABLE
-
-
-def test_documentation_lists_reloadable_settings() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text().partition("## Changes without a restart")[2]
-    (row,) = [line for line in text.splitlines() if line.startswith("| of the file `config_file`")]
-    assert set(re.findall(r"`(\w+)`", row)) - {"config_file"} == RELOADABLE
 
 
 @pytest.mark.parametrize("names", TOGETHER)

@@ -258,7 +258,7 @@ def test_memory_and_byte_metrics_are_summed_over_workers(two: Server) -> None:
         httpx.post(f"{two.address}/models/gpt/embed", content=body)
     time.sleep(2 * FLUSH_INTERVAL_SECONDS)
     text = httpx.get(f"{two.address}/metrics").text
-    documentation = (ROOT / "docs" / "operations.md").read_text()
+    documentation = (ROOT / "docs/reference/metrics.md").read_text()
     assert all(f"`{family.name}" in documentation for family in text_string_to_metric_families(text))
     found = samples_of(text)
     assert found["preblock_request_bytes_total", "native"] >= 6 * len(body)

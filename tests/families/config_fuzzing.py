@@ -1,6 +1,6 @@
 """Edits every key of every family's `config.json`, and compares Preblock with transformers.
 
-`make discover-fuzz` runs it, and writes `docs/parity-configs.md`. A second run continues an interrupted one.
+`make discover-fuzz` runs it, and writes `docs/reference/parity-configs.md`. A second run continues an interrupted one.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from tests.families.published_models import PUBLISHED
 from tests.families.table import versions
 from tests.support.paths import ROOT
 
-DOCUMENT = ROOT / "docs/parity-configs.md"
+DOCUMENT = ROOT / "docs/reference/parity-configs.md"
 STATE = ROOT / "build/config-fuzzing.jsonl"
 WRONG = ("different", "crashed")
 HEAD = """# Parity of edited configurations

@@ -1,4 +1,4 @@
-"""Writes `docs/coverage.md`: the front-end of every model type of transformers, by row, by discovery, or refused.
+"""Writes `docs/reference/coverage.md`: the front-end of every model type of transformers.
 
 `make discover` runs it. An interrupted run continues; `--again` starts anew.
 """

@@ -1,4 +1,4 @@
-"""The page `docs/coverage.md`: how it presents the front-end of every model type of transformers."""
+"""The page `docs/reference/coverage.md`: how it presents the front-end of every model type of transformers."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from transformers.models.auto import modeling_auto
 from preblock.export.discovery.library import library_version
 from tests.support.paths import ROOT
 
-DOCUMENT = ROOT / "docs/coverage.md"
+DOCUMENT = ROOT / "docs/reference/coverage.md"
 EXACT = ("row", "discovered")
 TEXT_TABLES = (
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
@@ -20,8 +20,9 @@ TEXT_TABLES = (
 HEAD = """# Coverage
 
 This page lists the front-end of every model type of {library}: exact by a row of the family table, exact by
-[discovery](front-ends.md#discovery), or rejected. Each line is one side of a tiny random model. Types without token ids
-are left out. LongCat-Flash-Lite (`longcat_flash_ngram`) is rejected: the library has no model of its n-gram embeddings.
+[discovery](../front-ends.md#discovery), or rejected. Each line is one side of a tiny random model. Types without token
+ids are left out. LongCat-Flash-Lite (`longcat_flash_ngram`) is rejected: the library has no model of its n-gram
+embeddings.
 
 Of {built} front-ends of text model types that could be built, {exact} are exact ({share:.1f} %). All types: {counts}.
 
@@ -65,7 +66,7 @@ class Coverage:
 
 
 def write_document(results: dict[str, list[Coverage]]) -> None:
-    """Write `docs/coverage.md`."""
+    """Write `docs/reference/coverage.md`."""
     found = sorted((one for all_ in results.values() for one in all_), key=lambda one: one.name)
     text = {name for table in TEXT_TABLES for name in getattr(modeling_auto, table)}
     built = [one for one in found if one.name.partition("/")[0] in text and one.result in (*EXACT, "refused", "wrong")]

@@ -1,8 +1,9 @@
-"""Writes `docs/parity.md`: every family exported through the command line, and compared with transformers.
+"""Writes `docs/reference/parity.md`: every family exported through the command line, and compared with transformers.
 
-`make families` runs it.
+`make families` runs it; `make families ARGS=gpt2` measures one family and keeps the other rows.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from tests.families.library_models import TransformersModel, save
 from tests.families.parity import Difference, compare, compare_rotary, compare_stem
 from tests.support.paths import PREBLOCK, ROOT
 
-DOCUMENT = ROOT / "docs/parity.md"
+DOCUMENT = ROOT / "docs/reference/parity.md"
 HEAD = """# Parity
 
 This page compares every family of `models/families/` with transformers. For each family, transformers
@@ -48,7 +49,7 @@ reference is the input of the model's own first block.
 
 STEM_HEAD = """
 Images and spectrograms are compared at the native size. Images are also compared at two other sizes. The tolerance of
-convolutions is in [front-ends](front-ends.md#images-and-spectrograms).
+convolutions is in [front-ends](../front-ends.md#images-and-spectrograms).
 
 | family | largest difference | ULP |
 |---|---|---|
@@ -97,14 +98,29 @@ def _ulp(difference: Difference) -> float:
     return difference.max_ulp
 
 
-def main() -> None:
-    """Write the document."""
-    lines = []
-    for name in FAMILIES:
-        lines.append(measure(name))
-        sys.stderr.write(f"{lines[-1]}\n")
-    further = [measure_stem(name) for name in stems.ROWS]
-    text = HEAD.format(versions=versions()) + "\n".join(lines) + "\n" + STEM_HEAD + "\n".join(further) + "\n"
+def read_rows(document: str) -> dict[str, str]:
+    """Return the rows of the page by family."""
+    return {line.split("`")[1]: line for line in document.splitlines() if line.startswith("| `")}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure the named families, or all, and write the document."""
+    measures = dict.fromkeys(FAMILIES, measure) | dict.fromkeys(stems.ROWS.values(), measure_stem)
+    parser = argparse.ArgumentParser(description="Export families, and compare them with transformers.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="family, such as gpt2 or t5/encoder; default all")
+    document = DOCUMENT.read_text(encoding="utf-8")
+    names = parser.parse_args(arguments).names
+    if names and versions() not in document:
+        parser.error(f"the page states other versions than {versions()}; measure all families, without NAME")
+    if unknown := sorted({*names} - {*measures}):
+        parser.error(f"NAME: got {unknown[0]}, expected a family of `preblock families`, or SIDE after it: t5/encoder")
+    rows = read_rows(document)
+    models = {row: name for name, row in stems.ROWS.items()}
+    for name in names or measures:
+        rows[name] = measures[name](models.get(name, name))
+        sys.stderr.write(f"{rows[name]}\n")
+    families, further = ([rows[name] for name in group if name in rows] for group in (FAMILIES, models))
+    text = HEAD.format(versions=versions()) + "\n".join(families) + "\n" + STEM_HEAD + "\n".join(further) + "\n"
     DOCUMENT.write_text(text, encoding="utf-8")
 
 

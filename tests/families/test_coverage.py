@@ -1,4 +1,4 @@
-"""A sample of `docs/coverage.md`."""
+"""A sample of `docs/reference/coverage.md`."""
 
 import random
 import re

@@ -121,4 +121,4 @@ def test_tab_key_reaches_every_control(page: Page) -> None:
 def test_picture_of_documents_stays_small() -> None:
     file, picture = draw_inspector()
     assert (picture[8:12], len(picture) <= MAX_BYTES) == (b"WEBP", True)
-    assert f"(images/{file})" in (ROOT / "docs/inspector.md").read_text()
+    assert f"(images/{file})" in (ROOT / "docs/tutorial.md").read_text()

@@ -178,7 +178,7 @@ def test_new_key_is_accepted_under_its_entry(tmp_path: Path, name: str) -> None:
 
 
 def test_documented_key_file_is_valid(tmp_path: Path) -> None:
-    section = (ROOT / "docs" / "operations.md").read_text().partition("## Keys")[2]
+    section = (ROOT / "docs" / "production.md").read_text().partition("## Keys")[2]
     file = tmp_path / "keys.toml"
     file.write_text(section.partition("```toml")[2].partition("```")[0])
     (caller,) = read_keys(file)

@@ -119,15 +119,11 @@ def test_metrics_are_openmetrics_on_request(counted_http: httpx.Client) -> None:
     assert {"preblock_requests", "preblock_tokens"} <= names
 
 
-def documented() -> set[str]:
-    """Return the names of the table in docs/operations.md."""
-    text = (ROOT / "docs" / "operations.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
-    return set(re.findall(r"^\| `((?:preblock|process)_\w+)` \|", text, re.MULTILINE))
-
-
 def test_every_metric_is_documented(counted_http: httpx.Client) -> None:
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     families = list(parser.text_string_to_metric_families(counted_http.get("/metrics").text))
-    assert {f.name + ("_total" if f.type == "counter" else "") for f in families} == documented()
+    assert {f.name + ("_total" if f.type == "counter" else "") for f in families} == documented
 
 
 def test_decode_seconds_of_a_grpc_stream_exclude_its_pauses(counted_clients: Clients) -> None:
