@@ -50,8 +50,12 @@ class RecordTotals:
         if record.outcome == OK:
             self.rows += record.rows
             self.tokens += record.tokens
-            self.decode_seconds += record.checked - record.started
-            self.compute_input += record.checked - record.selected
-            self.queue += record.dequeued - record.checked
-            self.compute_infer += record.ran - record.dequeued
-            self.compute_output += end - record.ran
+            # A stage that the request skipped has no timestamp, and took no time.
+            checked = record.checked or record.selected
+            dequeued = record.dequeued or checked
+            ran = record.ran or dequeued
+            self.decode_seconds += checked - record.started
+            self.compute_input += checked - record.selected
+            self.queue += dequeued - checked
+            self.compute_infer += ran - dequeued
+            self.compute_output += end - ran
