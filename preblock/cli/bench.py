@@ -58,7 +58,7 @@ def seconds(text: str) -> float:
     "--timeout", type=seconds, default=30.0, help="Seconds to wait for a connection, and for an answer; default 30."
 )
 @click.option("--grpc-port", type=click.IntRange(1, 65535), help="gRPC port of the server, for the protocol grpc.")
-@click.option("--key", help="API key for the server.")
+@click.option("--key", envvar="PREBLOCK_API_KEY", help="API key; default PREBLOCK_API_KEY, which `ps` does not show.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def bench(
     url: str,

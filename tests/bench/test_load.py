@@ -26,8 +26,9 @@ from tests.support.waiting import wait_until
 SHORT = ("--seconds", "0.2", "--connections", "2")
 
 
-def bench(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run("bench", server.address, "--grpc-port", server.grpc.rpartition(":")[2], *SHORT, *arguments)
+def bench(server: Server, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    port = server.grpc.rpartition(":")[2]
+    return run("bench", server.address, "--grpc-port", port, *SHORT, *arguments, **environment)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,8 @@ def test_bench_with_key_counts_rate_limit_errors_per_protocol(guarded: tuple[Ser
         ("steps", "RateLimited"),
     ):
         time.sleep(1.1)  # until it may ask again
-        done = bench(server, "--model", "gpt", "--key", key, "--protocol", protocol, "--shape", "1,1", "--json")
+        shown, hidden = (("--key", key), {}) if protocol == "npy" else ((), {"PREBLOCK_API_KEY": key})
+        done = bench(server, "--model", "gpt", *shown, "--protocol", protocol, "--shape", "1,1", "--json", **hidden)
         assert done.stderr == ""
         (found,) = json.loads(done.stdout)["results"]
         assert set(found["errors"]) == {kind}, protocol
