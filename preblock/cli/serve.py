@@ -146,10 +146,15 @@ def serve(sources: tuple[str, ...], name: str | None, **options: Any) -> None:
 
 
 def _forget_key() -> None:
-    """Remove the API key from the variables and the arguments that child processes get from this one."""
+    """Remove the API key from the variables and the arguments of child processes, and from /proc/PID/environ."""
+    import ctypes
+
     from preblock.service.core.settings import variable
 
+    place_of = ctypes.CDLL(None).getenv
+    place_of.argtypes, place_of.restype = [ctypes.c_char_p], ctypes.c_void_p
     for name in [name for name in os.environ if name.upper() == variable("api_key")]:
+        ctypes.memset(place_of(name.encode()), ord("*"), len(os.fsencode(os.environ[name])))
         del os.environ[name]
     del sys.argv[1:]
 

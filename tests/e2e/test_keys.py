@@ -300,6 +300,8 @@ def test_single_key_is_hidden_and_joins_the_file(tiny_repository: Path, tmp_path
         others = [*fork_servers(server.pid), *workers(server.pid)]
         assert len(others) == 3
         shown = [Path(f"/proc/{pid}/{name}").read_bytes() for pid in others for name in ("cmdline", "environ")]
+        if variable:  # `ps` shows an option, as documented
+            shown.append(Path(f"/proc/{server.pid}/environ").read_bytes())
         shown += [ask(server, "GET", path, key).content for path in ("/", "/metrics", "/inspect", "/openapi.json")]
     listed = subprocess.run(
         [PREBLOCK, "settings", *option], env=os.environ | variable, capture_output=True, check=True
