@@ -32,6 +32,7 @@ from preblock.service.api.http.routes import (
 from preblock.service.api.http.schemas.openapi import document
 from preblock.service.api.prepared import PreparedRequests
 from preblock.service.api.streams import StreamRegistry
+from preblock.service.codecs.openai import split_identifier
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import Invalid
 from preblock.service.core.settings import Settings, read_aliases, split_list
@@ -95,7 +96,10 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     )
     if shared is None:  # a worker also starts after a folder has come or gone
         repository.check_aliases()
-        repository.check_models(desired.loaded or ())
+        repository.check_models("load_models", desired.loaded or ())
+        if settings.tei is not None and repository.states():
+            name, _ = split_identifier(settings.tei)
+            repository.check_models("tei", [aliases.get(name, name)])
     control = ModelControl(repository, settings.model_control, settings.model_poll_interval_seconds, shared, desired)
     metrics = Metrics(ModelCollector(repository), ProcessCollector())
     metrics.take_table_use = memory.take_use

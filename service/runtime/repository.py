@@ -216,13 +216,13 @@ class Repository:
                 )
                 raise Invalid("aliases", f"{alias}={model}", ", ".join(sorted(names)), message=message)
 
-    def check_models(self, names: Collection[str]) -> None:
-        """Raise Invalid if the repository lacks one of these models."""
+    def check_models(self, setting: str, names: Collection[str]) -> None:
+        """Raise Invalid if the repository lacks one of these models of a setting."""
         known = sorted({name for name, _ in self._entries})
         for name in names:
             if name not in known:
                 expected = ", ".join(known) or "nothing, since the repository holds no model"
-                raise Invalid("load_models", name, expected)
+                raise Invalid(setting, name, expected)
 
     def resolve(self, name: str) -> str:
         """Return the model of an alias; the name of a model stays."""

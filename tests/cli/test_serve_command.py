@@ -192,6 +192,8 @@ def test_explicit_mode_loads_only_named_models(tiny_repository: Path, tmp_path: 
         "serve", "--repository", root, "--port", "0", "--model-control", "explicit", "--load-model", "nope", code=1
     )
     assert message == "load_models: got nope, expected bert, gpt, later"
+    message = failing("serve", "--repository", root, "--port", "0", "--tei", "nope:1", code=1)
+    assert message == "tei: got nope, expected bert, gpt, later"
     message = failing("serve", "--load-model", "gpt", code=2)
     assert "--load-model: got gpt, expected no name, because model_control is none" in message
 
