@@ -11,6 +11,7 @@ from preblock.service.core.types import SPECIAL_TOKENS_IN_TEXT
 
 MAX_IGNORED, MAX_COMPARED_CHARS = 32, 64
 """Most ignored fields of a request, and the compared part of their names: a comparison holds the GIL."""
+IN_TEXT = "special_tokens_in_text"
 MISSPELT = 0.7
 """Likeness of a misspelt name by difflib's ratio: 0.78 for `truncation` and `truncate`."""
 
@@ -57,8 +58,13 @@ def read_choice(field: str, value: Any, allowed: Iterable[str]) -> str:
 
 def read_special_tokens_in_text(fields: Mapping[str, Any]) -> str:
     """Return how texts with special tokens are read; default "allow", as the libraries of tokenizers do."""
-    name = "special_tokens_in_text"
-    return read_choice(name, fields.get(name, "allow"), SPECIAL_TOKENS_IN_TEXT)
+    return read_choice(IN_TEXT, fields.get(IN_TEXT, "allow"), SPECIAL_TOKENS_IN_TEXT)
+
+
+def refuse_special_tokens_in_text(fields: Mapping[str, Any]) -> None:
+    """Raise Invalid for this choice in a request of ids: nothing would be refused there."""
+    if IN_TEXT in fields:
+        raise Invalid(IN_TEXT, fields[IN_TEXT], "nothing without text")
 
 
 def drop_nulls(document: Mapping[str, Any]) -> dict[str, Any]:

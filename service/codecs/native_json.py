@@ -16,6 +16,7 @@ from preblock.service.codecs.fields import (
     format_value,
     read_choice,
     read_special_tokens_in_text,
+    refuse_special_tokens_in_text,
     refuse_unknown,
     unique_names,
 )
@@ -243,8 +244,8 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         raise Invalid(name, f"text and {name}", "one of them", message=message)
     if type(spans) is not bool or (spans and text is None):
         raise Invalid("return_tokens", spans, "true or false, and true only with text")
-    if text is None and "special_tokens_in_text" in fields:
-        raise Invalid("special_tokens_in_text", fields["special_tokens_in_text"], "nothing without text or parts")
+    if text is None:
+        refuse_special_tokens_in_text(fields)
     special = fields.get("special_tokens")
     if special is not None and (type(special) is not bool or text is None):
         raise Invalid("special_tokens", special, "true or false, and only with text")

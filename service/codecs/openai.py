@@ -14,6 +14,7 @@ from preblock.service.codecs.fields import (
     read_choice,
     read_flag,
     read_special_tokens_in_text,
+    refuse_special_tokens_in_text,
     refuse_unknown,
     rename_field,
 )
@@ -126,6 +127,7 @@ def read_embeddings(document: Mapping[str, Any], model: str, manifest: Manifest)
         raise Invalid("input", "nothing", INPUT_FORMS, message=f"input is required: {INPUT_FORMS}")
     if not isinstance(value, list):
         raise Invalid("input", value, INPUT_FORMS)
+    refuse_special_tokens_in_text(document)
     return EmbedMessage(TokenRequest(input_ids=read_json_rows("input", value), **wanted), encoding)
 
 

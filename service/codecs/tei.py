@@ -16,6 +16,7 @@ from preblock.service.codecs.fields import (
     read_choice,
     read_flag,
     read_special_tokens_in_text,
+    refuse_special_tokens_in_text,
     rename_field,
 )
 from preblock.service.codecs.native_json import read_text
@@ -108,6 +109,7 @@ def _read_inputs(document: Mapping[str, Any], wanted: Mapping[str, Any]) -> Text
         return TextRequest(text=read_text("inputs", value), **wanted)
     if not isinstance(value, list):
         raise Invalid("inputs", value, INPUT_FORMS)
+    refuse_special_tokens_in_text(document)
     options = {name: option for name, option in wanted.items() if name not in ("spans", "special_tokens")}
     return TokenRequest(input_ids=read_json_rows("inputs", value), **options)
 
