@@ -98,7 +98,7 @@ class Tokenizer:
             raise TooLarge("text", f"{characters} characters", f"at most {most} characters in a request")
         only_ids = not (spans or special_tokens or segments or marks) and characters <= MAX_CHARACTERS
         reader = self._plain if in_text == "plain" else self._reader
-        found, ids = reader.tokenize(text, spans, special_tokens, only_ids)
+        found, ids = reader.tokenize(text, spans, special_tokens, only_ids, places)
         counts = list(map(len, found or ids))
         if sum(counts) > max_tokens:
             raise TooLarge("text", f"{sum(counts)} tokens", f"at most {max_tokens} tokens in a request")
@@ -227,7 +227,7 @@ class TextReader:
         self._whole, self._fast = tokenizer, AsciiTokenizer(tokenizer)
 
     def tokenize(
-        self, text: Sequence[str], spans: bool, special_tokens: bool, only_ids: bool
+        self, text: Sequence[str], spans: bool, special_tokens: bool, only_ids: bool, places: Sequence[str]
     ) -> tuple[list[Any], Sequence[Sequence[int]]]:
         """Return the encodings of texts, or their ids if only the ids are needed.
 
@@ -247,9 +247,11 @@ class TextReader:
             if not is_failure(error):
                 raise
             # An unknown word and no unknown token, for example, or a regular expression that takes too long.
-            message = f"text: the tokenizer of the model fails on this text: {reason_of(error)}"
             got, bad = "text that the tokenizer fails on", self._find_failures(text)
-            raise Invalid("text", got, "other text", message=message, items=bad) from error
+            places = places or [f"text[{row}]" for row in range(len(text))]
+            place = places[bad[0]] if bad else "text"
+            message = f"{place}: the tokenizer of the model fails on this text: {reason_of(error)}"
+            raise Invalid(place, got, "other text", message=message, items=bad) from error
 
     def _find_failures(self, text: Sequence[str]) -> list[int]:
         """Return the texts that the tokenizer refuses, up to one that takes too long: others may take as long."""
