@@ -26,7 +26,7 @@ FIELDS = frozenset(
     (
         *("input_ids", "offset", "context", "position_ids", "position_rows", "attention_mask", "parts", "placeholder"),
         *("truncate", "pooling", "output", "dtype", "encoding", "step", "text", "return_tokens", "special_tokens"),
-        *("special_tokens_in_text",),
+        "special_tokens_in_text",
     )
 )
 """Fields of a request or of a step: no input of a model has their names."""

@@ -50,15 +50,8 @@ METHODS = ("GET", "HEAD", "POST")
 EXPOSED_HEADERS = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Use-As", "Preblock-Shape", "Preblock-Dtype"),
     *("Preblock-Next-Offset", "Preblock-Next-Context", "Preblock-Position-Delta", "Preblock-Lengths"),
-    *(
-        "Preblock-Truncated",
-        "Preblock-Ignored",
-        "Inference-Header-Content-Length",
-        "Retry-After",
-        "WWW-Authenticate",
-        "X-Request-Id",
-    ),
-    "Server-Timing",
+    *("Preblock-Truncated", "Preblock-Ignored", "Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate"),
+    *("X-Request-Id", "Server-Timing"),
 )
 """Response headers readable by a web page."""
 CountBytes = Callable[[str, int, int, float, float], None]
