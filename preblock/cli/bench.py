@@ -50,7 +50,7 @@ def seconds(text: str) -> float:
     type=shape,
     metavar="ROWS,TOKENS",
     default=["1,1", "1,128", "8,128"],
-    help="Rows and tokens of each, such as 8,128; may be repeated. Default 1,1, then 1,128, then 8,128.",
+    help="Rows and tokens of a request, such as 8,128; may be repeated. Default 1,1, then 1,128, then 8,128.",
 )
 @click.option("--connections", type=click.IntRange(1), default=4, help="Number of concurrent connections; default 4.")
 @click.option("--seconds", type=seconds, default=5.0, help="Seconds to measure each protocol and shape; default 5.")
@@ -73,8 +73,8 @@ def bench(
 ) -> None:
     """Measure throughput and latency of the server at URL.
 
-    Each connection sends a request, waits for its answer, and sends the next. The exit code is 1 if all requests of
-    a protocol and shape failed, or if a first connection failed. The results before it are printed.
+    Each connection sends a request, waits for its answer, and sends the next. The exit code is 1 if
+    every request of a protocol and shape failed, or the first connection of one. Results until then are printed.
 
     \b
     Examples:

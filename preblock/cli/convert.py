@@ -18,7 +18,7 @@ IN_REPOSITORY = "triton"
     "--layout",
     type=click.Choice(["transformers.js", "ort-genai", "openvino", "edgellm", IN_REPOSITORY]),
     required=True,
-    help="Files and names of an engine.",
+    help="Engine that reads the files.",
 )
 @click.option(
     "--output",
@@ -31,10 +31,10 @@ IN_REPOSITORY = "triton"
     help="With ort-genai: id of the tokens to replace with image features.",
 )
 def convert(model: str, repository: Path | None, layout: str, output: Path | None, image_token_id: int | None) -> None:
-    """Write the token lookup of a model in the files of an engine.
+    """Write the token lookup of a model as files of another engine.
 
-    The engine computes the vectors of tokens with them, and runs the rest of the model itself. Existing files are not
-    replaced. Without a version, the highest is converted.
+    The engine then looks tokens up by itself, beside its own copy of the blocks. Existing files are not replaced.
+    Without a version, the highest is converted.
 
     \b
     Examples:

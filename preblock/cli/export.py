@@ -42,24 +42,24 @@ def complete_source(_: click.Context, __: click.Parameter, incomplete: str) -> l
 
 @click.command()
 @click.argument("source", shell_complete=complete_source)
-@click.option("--name", help="Name of the model in the repository; default from SOURCE.")
+@click.option("--name", help="Name of the model in the repository; default: the name of SOURCE.")
 @REPOSITORY
 @click.option(
     "--side",
     type=click.Choice(["encoder", "decoder", "text", "vision"]),
-    help="Front-end to export from a model with two, such as an encoder-decoder, or one of texts and images.",
+    help="Front-end to export from a model with two: an encoder-decoder, or a model of texts and images.",
 )
 @click.option(
     "--arithmetic",
     type=click.Choice(["float32", "source"]),
     default="float32",
-    help="Type to round every step to: float32, or the type of the source's weights.",
+    help="Type to round each step to: float32, or the type of the weights.",
 )
 @click.option("--segments", is_flag=True, help="Add a segment input whose ids index the token table, as in GPT-2.")
 @click.option(
     "--rotary-length",
     type=click.IntRange(1),
-    help="Length of the whole sequence, for rotary angles scaled by it (dynamic, longrope).",
+    help="Length of the whole sequence, where rotary angles depend on it (dynamic, longrope).",
 )
 @click.option(
     "--rotary-layout",
@@ -78,39 +78,39 @@ def complete_source(_: click.Context, __: click.Parameter, incomplete: str) -> l
     "soft_prompts",
     multiple=True,
     metavar="NAME=FOLDER",
-    help="Soft prompt for parts of rows: a name, and the folder of PEFT's prompt tuning; once for each.",
+    help="A soft prompt of PEFT: its name and its folder; may be repeated.",
 )
 @click.option("--reference", is_flag=True, help="Leave n-gram tables in the safetensors files of SOURCE.")
-@click.option("--tokens-only", is_flag=True, help="Export the token table alone: the model's own lookup.")
+@click.option("--tokens-only", is_flag=True, help="Export the bare token lookup, without positions and norm.")
 @click.option(
     "--tokenizer",
     type=click.Choice(["ignore-conflicts"]),
     help="Keep the ids of tokenizer.json where transformers has others for ordinary text; default: fail.",
 )
-@click.option("--max-len", type=click.IntRange(1), help="Limit of offset + tokens; default the source's.")
+@click.option("--max-len", type=click.IntRange(1), help="Most tokens of a sequence; default: the limit of SOURCE.")
 @click.option(
     "--resize",
     "resizing",
     type=click.Choice(["truncate", "interpolate", "interpolate_positions", "hybrid"]),
-    help="With --max-len: method to resize a learned position table.",
+    help="With --max-len: how to resize a learned position table.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "bfloat16", "int8", "int4"]),
     default="float32",
-    help="Stored type of the tables; vectors are always computed in float32.",
+    help="Type to store the tables in; vectors are computed in float32.",
 )
 @click.option(
     "--scale",
     type=click.Choice(["row", "tensor"]),
-    help="With --dtype int8: one scale for each row, or one for the table; default row.",
+    help="With --dtype int8: a scale for each row, or one for the table; default row.",
 )
 def export(source: str, name: str | None, repository: Path | None, **options: Any) -> None:
     """Export a front-end as the next version of a model.
 
-    The artifact is proven equal to its reference. SOURCE is an existing folder with config.json or frontend.toml
-    and safetensors files, the name of a preset (random weights), or hf:owner/name[@revision]. `preblock families` lists
-    the presets and the model types.
+    The export is compared with its source before it is published. SOURCE is a folder with safetensors files and
+    config.json or frontend.toml, a preset (random weights), or hf:owner/name[@revision] on the Hugging Face hub.
+    `preblock families` lists the presets and the model types.
 
     \b
     Examples:
@@ -189,9 +189,9 @@ def verify(
 ) -> None:
     """Check the hashes of a model, and prove it again.
 
-    The artifact is compared with its PyTorch module, or, without PyTorch, with an evaluation of the same steps by
-    NumPy. The results replace those in the parity report. Without a version, the highest is verified. The artifact of
-    a custom module does not hold the module, so only its hashes are checked: the exit code is then 3, or 0 with --all.
+    The artifact is compared with its PyTorch module, or with NumPy where PyTorch is not installed. The results go into
+    the parity report. Without a version, the highest is verified. An artifact does not hold your own module, so only
+    its hashes are checked; the exit code is then 3, or 0 with --all.
 
     \b
     Examples:

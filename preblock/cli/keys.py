@@ -12,8 +12,8 @@ import click
 def key(name: str, models: tuple[str, ...], admin: bool) -> None:
     """Print a new API key, and its entry for the key file.
 
-    The entry goes into the file of --api-keys-file. The key cannot be shown again. NAME identifies the caller in the
-    logs.
+    The entry goes into the file of --api-keys-file. Keep the key: nothing can show it again. NAME stands for the caller
+    in logs.
 
     \b
     Examples:

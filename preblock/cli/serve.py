@@ -109,14 +109,14 @@ def show_settings(**options: Any) -> None:
 
 @click.command(cls=SettingsCommand)
 @click.argument("sources", metavar="[SOURCE]...", nargs=-1, shell_complete=complete_source)
-@click.option("--name", help="Name of the model of the only SOURCE in the repository; default from SOURCE.")
+@click.option("--name", help="Name of the model, if there is one SOURCE; default: the name of SOURCE.")
 def serve(sources: tuple[str, ...], name: str | None, **options: Any) -> None:
     """Serve every model of the repository.
 
-    Each SOURCE is exported first, as `preblock export` does, unless the newest version of its model is the export of
-    the same source already. SOURCE is an existing folder, the name of a preset, or hf:owner/name[@revision].
+    Each SOURCE is exported first, unless the newest version of its model already is its export. SOURCE is a folder, a
+    preset, or hf:owner/name[@revision], as in `preblock export`.
 
-    Every option can also be set by a variable, such as PREBLOCK_PORT, or in the file of --config-file, such as port.
+    Each option is also a variable, such as PREBLOCK_PORT, and a key of the file of --config-file, such as port.
 
     \b
     Examples:

@@ -93,17 +93,19 @@ class Settings(BaseModel):
     grpc_uds: Path | None = Field(None, description="Unix socket of gRPC, in place of its port; for one worker.")
     provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device; auto: CUDA for matrix products.")
     aliases: str | None = Field(None, description="Comma-separated NAME=MODEL: further names of models.")
-    tei: str | None = Field(None, description="Model of text-embeddings-inference's paths; unset: the only possible.")
+    tei: str | None = Field(
+        None, description="Model at the paths of text-embeddings-inference; unset: the only one that can answer."
+    )
     model_control: Literal["none", "poll", "explicit"] = Field(
         "none", description="Source of model changes: none, the folder (poll), or load requests (explicit)."
     )
     load_models: str | None = Field(
-        None, description="Comma-separated models to load at the start with model_control explicit; * for all."
+        None, description="Comma-separated models to load at the start, if model_control is explicit; * for all."
     )
     model_poll_interval_seconds: Seconds = Field(
         5.0, description="Poll interval for model_control poll, and for tables outside artifacts."
     )
-    model_open_timeout_seconds: Seconds = Field(60.0, description="Time to open the graphs of a version.")
+    model_open_timeout_seconds: Seconds = Field(60.0, description="Maximum time to open the graphs of a version.")
     workers: int = Field(1, ge=1, le=MAX_THREADS, description="Number of serving processes.")
     intra_op_threads: int = Field(1, ge=1, le=MAX_THREADS, description="Threads of one session call.")
     log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")
@@ -111,7 +113,9 @@ class Settings(BaseModel):
     access_log_sample_rate: float = Field(0.0, ge=0, le=1, description="Share of requests in the access log.")
     access_log_max_token_ids: int = Field(0, ge=0, le=4096, description="Maximum token ids in an access log line.")
     tracing: Literal["none", "otlp"] = Field("none", description="Export of spans; OTEL_… variables configure otlp.")
-    api_key: SecretStr | None = Field(None, description="An API key with all rights; `ps` shows options.")
+    api_key: SecretStr | None = Field(
+        None, description="An API key with all rights; better as a variable, because `ps` shows options."
+    )
     api_keys_file: Path | None = Field(None, description="TOML file of API keys; unset: no key is needed.")
     tls_cert_file: Path | None = Field(None, description="PEM file of the TLS certificate; unset: no TLS.")
     tls_key: Path | None = Field(None, description="PEM file of the certificate's private key, without a password.")
@@ -129,9 +133,13 @@ class Settings(BaseModel):
     table_warm_up_file: Path | None = Field(
         None, description="`.npy` file of token ids whose n-gram rows are read at the start; unset: none."
     )
-    header_timeout_seconds: WholeSeconds = Field(60, description="Time of a TLS handshake, or of request headers.")
+    header_timeout_seconds: WholeSeconds = Field(
+        60, description="Maximum time of a TLS handshake, or of request headers."
+    )
     body_timeout_seconds: WholeSeconds = Field(60, description="Maximum pause while a request body arrives.")
-    shutdown_timeout_seconds: WholeSeconds = Field(15, description="Time for open requests to end after SIGTERM.")
+    shutdown_timeout_seconds: WholeSeconds = Field(
+        15, description="Maximum time for open requests to end after SIGTERM."
+    )
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="Maximum size of a request body or stream message.")
     max_request_tokens: int = Field(65536, ge=1, description="Maximum tokens of a request.")
     max_queue_size: int = Field(64, ge=1, description="Maximum number of tasks waiting for a thread.")

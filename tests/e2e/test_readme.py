@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
@@ -24,6 +24,7 @@ from preblock.service.core.settings import Settings
 from tests.families.tiny_models import save_whole
 from tests.support.paths import ROOT
 from tests.support.servers import Server, free_port
+from tests.support.static_models import save_plain
 
 PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 OTHER_TESTS = ("docs/tutorial.md",)
@@ -36,13 +37,23 @@ BLOCKS = [
         re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     )
 ]
+OUTPUTS = {
+    code: output
+    for name in DOCUMENTS
+    for code, output in re.findall(
+        r"^```(?:sh|python)\n((?:(?!```).*\n)*)```\n\n```\n((?:(?!```).*\n)*)```$",
+        (ROOT / name).read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+}
+"""Documented output by block."""
 ELSEWHERE = {
     "make serve\n": "test_documented_serve_command_starts_server below",
     "preblock serve ./my-bert --port": "test_documented_own_model_is_exported_and_served below",
+    "preblock serve ./my-static": "test_documented_own_model_is_exported_and_served below",
     "preblock serve": "test_documented_serve_command_starts_server below",
     "make test": "this is one of its runs",
     ". .venv/bin/activate": "`activated` below runs it, before every other block",
-    "PREBLOCK_PORT": "deploy/smoke.sh, which needs a container engine",
     ".venv/bin/python -m pytest -n0": "a run of these tests",
     "make reliability": "takes hours; its tests run for seconds in tests/reliability",
     "python -m benchmarks": "measures, and takes minutes",
@@ -63,7 +74,13 @@ ELSEWHERE = {
     "pip install pre-commit": "needs a checkout with the network",
 }
 """Begin of a block that this file does not run as it stands, and the test or the reason instead."""
-HERE = [block for block in BLOCKS if not block[2].startswith(tuple(ELSEWHERE))]
+COMING = [(name, code) for name, language, code in BLOCKS if name.startswith("docs/coming-from") and language == "sh"]
+"""Blocks of a server and requests to it: see test_commands_of_other_servers_work below."""
+HERE = [
+    (name, language, code)
+    for name, language, code in BLOCKS
+    if not code.startswith(tuple(ELSEWHERE)) and (name, code) not in COMING
+]
 SHELL = [(name, code) for name, language, code in HERE if language == "sh"]
 PYTHON = [(name, code) for name, language, code in HERE if language == "python"]
 TOML = [(name, code) for name, language, code in BLOCKS if language == "toml"]
@@ -107,6 +124,22 @@ def requirements_of(names: list[str]) -> set[str]:
                 continue
             pending += [one for one in needed if one.marker is None or one.marker.evaluate({"extra": extra})]
     return found
+
+
+def check_output(code: str, output: str) -> None:
+    """Compare with the documented output, if any: `…` stands for anything, and floats agree to five digits.
+
+    A comment `# prints …` is a line of the output.
+    """
+
+    def normalize(text: str) -> str:
+        return re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.5f}", "".join(text.split()))
+
+    if code in OUTPUTS:
+        pattern = ".*".join(re.escape(normalize(part)) for part in OUTPUTS[code].split("…"))
+        assert re.fullmatch(pattern, normalize(output)), output
+    for line in re.findall(r"  # prints (.*)$", code, re.MULTILINE):
+        assert line in output.splitlines(), output
 
 
 def test_readme_imports_only_installed_packages() -> None:
@@ -156,10 +189,11 @@ def test_shell_blocks_run(code: str, model_server: Server, folder: Path) -> None
     if "export FOLDER" in code:
         save_whole("helium", folder / "FOLDER")  # a model type without a row in the family table
     output = run(["bash", "-euo", "pipefail", "-c", local], folder)
+    check_output(code, output)
     if "/neighbours" in code:
         assert '"cosine":' in output
     elif "curl" in code:
-        assert '"embeddings":' in output
+        assert re.search(r'"embeddings":|"embedding":|^\[\[', output)
     elif "preblock bench" in code:
         assert "requests" in output
     elif "preblock export" in code:
@@ -176,6 +210,7 @@ def test_python_blocks_run(code: str, model_server: Server, folder: Path) -> Non
     local = code.replace("127.0.0.1:8000", model_server.address.removeprefix("http://"))
     local = local.replace("127.0.0.1:8001", model_server.grpc)
     output = run(["python", "-W", "error", "-c", local], folder)
+    check_output(code, output)
     if "save_frontend" in code:
         assert (folder / "trained/frontend.toml").is_file()
     else:
@@ -246,14 +281,28 @@ def test_documented_serve_command_starts_server(command: str, tmp_path: Path) ->
         assert '"embeddings":' in answered
 
 
-def test_documented_own_model_is_exported_and_served(tmp_path: Path) -> None:
-    (command,) = (code for _, _, code in BLOCKS if code.startswith("preblock serve ./my-bert --port"))
-    save_whole("bert", tmp_path / "my-bert")
+def save_bert(folder: Path) -> None:
+    save_whole("bert", folder)
+
+
+@pytest.mark.parametrize(("name", "save"), [("my-bert", save_bert), ("my-static", save_plain)])
+def test_documented_own_model_is_exported_and_served(name: str, save: Callable[[Path], object], tmp_path: Path) -> None:
+    command = next(code for _, _, code in BLOCKS if code.startswith(f"preblock serve ./{name} --port"))
+    save(tmp_path / name)
     port = str(free_port())
     with started(command.replace("9000", port), tmp_path, tmp_path / "errors") as printed:
         assert f"http://127.0.0.1:{port}" in "".join(printed), (tmp_path / "errors").read_text()
         answered = run(["bash", "-c", printed[-1].replace("curl ", "curl -sS --fail-with-body ")], tmp_path)
-        assert '"model":"my-bert"' in answered
+        assert f'"model":"{name}"' in answered
+
+
+@pytest.mark.parametrize("code", [code for _, code in COMING], ids=[name for name, _ in COMING])
+def test_commands_of_other_servers_work(code: str, folder: Path) -> None:
+    command, _, requests = code.partition("\n")
+    port = str(free_port())
+    with started(f"{command} --port {port}", folder, folder / "errors"):
+        local = requests.replace("127.0.0.1:8000", f"127.0.0.1:{port}").replace("curl ", "curl -sS --fail-with-body ")
+        assert run(["bash", "-euo", "pipefail", "-c", local], folder).strip()
 
 
 @contextmanager
@@ -262,7 +311,7 @@ def started(command: str, cwd: Path, log: Path) -> Iterator[list[str]]:
     with (
         log.open("w") as errors,
         subprocess.Popen(
-            f"exec {command}",
+            f"exec env {command}",
             shell=True,
             cwd=cwd,
             env=activated(),
