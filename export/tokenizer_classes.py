@@ -388,7 +388,7 @@ _TYPES = {
     for name, model_types in {
         "BertTokenizer": (
             "align bark bert blip bros chinese_clip convbert distilbert electra ernie flava git grounding-dino "
-            "layoutlm lxmert megatron-bert mm-grounding-dino mobilebert nezha nomic_bert qdqbert realm retribert "
+            "layoutlm lxmert megatron-bert mm-grounding-dino mobilebert nomic_bert "
             "squeezebert tvp vilt visual_bert"
         ),
         "MPNetTokenizer": "mpnet",
@@ -398,7 +398,7 @@ _TYPES = {
         ),
         "GPTNeoXTokenizer": "falcon_mamba gpt_neox mamba mamba2 mpt olmo olmoe rwkv xlstm",
         "RobertaTokenizer": (
-            "bart bridgetower clap data2vec-text florence2 ibert led lilt longformer mega mra mvp roberta "
+            "bart bridgetower clap data2vec-text florence2 ibert led lilt longformer mra mvp roberta "
             "roberta-prelayernorm"
         ),
         "DebertaTokenizer": "deberta",
@@ -432,17 +432,20 @@ _TYPES = {
             "internlm3 opencua modernbert step3_vl phi3_v ernie4_5_moe nemotron molmo2 hyperclovax_vlm"
         ),
         "XLNetTokenizer": (
-            "barthez bartpho bert-generation bert-japanese bertweet big_bird biogpt blenderbot blenderbot-small "
-            "byt5 canine clvp code_llama cpm cpmant ctrl data2vec-audio dia dpr esm esmc esmfold2 "
+            "bert-generation big_bird biogpt blenderbot blenderbot-small "
+            "canine clvp cpmant ctrl data2vec-audio dia dpr esm esmc esmfold2 "
             "fastspeech2_conformer flaubert fnet fsmt funnel gpt-sw3 gpt_neox_japanese granite_speech5_ctc "
-            "herbert hubert lasr_ctc lasr_encoder layoutlmv2 layoutlmv3 layoutxlm luke m2m_100 marian markuplm "
-            "mbart mbart50 mgp-str mluke myt5 nemotron3_5_asr nemotron_asr_streaming nllb nllb-moe nougat "
-            "omniasr_ctc openai-gpt parakeet_ctc parakeet_rnnt parakeet_tdt pegasus perceiver phobert plbart "
+            "hubert lasr_ctc lasr_encoder layoutlmv2 layoutlmv3 layoutxlm luke m2m_100 marian markuplm "
+            "mbart mgp-str nemotron3_5_asr nemotron_asr_streaming nllb-moe nougat "
+            "omniasr_ctc openai-gpt parakeet_ctc parakeet_rnnt parakeet_tdt pegasus perceiver plbart "
             "pp_formulanet prophetnet rag reformer rembert roc_bert roformer seamless_m4t seamless_m4t_v2 siglip "
             "siglip2 speech_to_text speecht5 splinter tapas tipsv2 udop unispeech unispeech-sat videoprism vits "
-            "wav2vec2 wav2vec2-bert wav2vec2-conformer wav2vec2_phoneme whisper xglm xlm xlnet"
+            "wav2vec2 wav2vec2-bert wav2vec2-conformer whisper xglm xlm xlnet"
         ),
     }.items()
     for model_type in _list(model_types)
 }
-"""The class of each model type; `XLNetTokenizer` stands for all classes that are not compared."""
+"""The class of each model type of the library; `XLNetTokenizer` stands for all classes that are not compared.
+
+Without a configuration class, as for `retribert`, the library takes the plain class.
+"""

@@ -25,7 +25,7 @@ from preblock.export.library_tokenizer import (
 from preblock.export.tokenizer_classes import CLASSES
 from preblock.service.artifacts.parity import TokenizerConflict
 from preblock.service.core.errors import shorten
-from preblock.service.runtime.tokenizer import SAMPLES, is_failure
+from preblock.service.runtime.tokenizer import SAMPLES, copy_tokenizer, is_failure
 
 if TYPE_CHECKING:
     import tokenizers
@@ -92,7 +92,7 @@ class _Comparison:
 
     def compare(self) -> Iterator[TokenizerConflict]:
         """Yield a conflict for each stage that changes the ids of a sample for good."""
-        folder, current = self._folder, parse(self._folder.document)
+        folder, current = self._folder, copy_tokenizer(self._file)
         steps: list[tuple[str, list[Ids], list[Ids]]] = []
         before = self._ids
         for name, stage in STAGES:
@@ -277,7 +277,7 @@ class _Comparison:
             value = self._folder.stated.get(option)
             if not isinstance(value, bool) or (recipe and option in recipe.options):
                 continue
-            tokenizer = parse(self._folder.document)
+            tokenizer = copy_tokenizer(self._file)
             if set_option(tokenizer, key, value):
                 index = next((i for i, ids in enumerate(self._encode(tokenizer)) if ids != self._ids[i]), None)
                 if index is not None:
@@ -291,7 +291,7 @@ class _Comparison:
         folder = self._folder
         if folder.config.get("model_type") not in MISTRAL_TYPES or folder.settings.get("fix_mistral_regex") is True:
             return
-        tokenizer = correct_mistral(parse(folder.document), folder)
+        tokenizer = correct_mistral(copy_tokenizer(self._file), folder)
         if tokenizer is None:
             return
         for index, ids in enumerate(self._encode(tokenizer)):
@@ -320,8 +320,10 @@ class _Comparison:
 
     def _find_padding(self) -> Iterator[TokenizerConflict]:
         """Compare the padding of the file with the vocabulary."""
-        padding = self._folder.document.get("padding") or {}
-        token, index = str(padding.get("pad_token")), int(padding.get("pad_id") or 0)
+        padding = self._folder.document.get("padding")
+        if not padding:
+            return
+        token, index = padding["pad_token"], padding["pad_id"]
         known = self._file.token_to_id(token)
         if known is not None and known != index:
             yield self._unused(

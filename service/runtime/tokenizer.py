@@ -270,16 +270,22 @@ class TextReader:
 
 def _without_special_tokens(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
     """Return a tokenizer that takes special tokens in a text for ordinary text. It shares the vocabulary."""
-    plain = type(tokenizer)(tokenizer.model)
+    plain = copy_tokenizer(tokenizer)
+    plain.encode_special_tokens = True
+    return plain
+
+
+def copy_tokenizer(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
+    """Return a copy without truncation and padding. It shares the vocabulary."""
+    copy = type(tokenizer)(tokenizer.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor"):
         if (value := getattr(tokenizer, part)) is not None:
-            setattr(plain, part, value)
+            setattr(copy, part, value)
     # In the order of their ids, each gets the same id again.
     added = [token for _, token in sorted(tokenizer.get_added_tokens_decoder().items())]
     for special, tokens in groupby(added, lambda token: token.special):
-        (plain.add_special_tokens if special else plain.add_tokens)([*tokens])
-    plain.encode_special_tokens = True
-    return plain
+        (copy.add_special_tokens if special else copy.add_tokens)([*tokens])
+    return copy
 
 
 def is_failure(error: BaseException) -> bool:

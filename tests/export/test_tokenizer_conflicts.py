@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import tokenizers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, TokenizersBackend
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.tokenization_auto import (
     MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS,
     TOKENIZER_MAPPING_NAMES,
@@ -73,6 +74,12 @@ def with_added(tokenizer: Files, *entries: dict[str, Any]) -> Files:
     return tokenizer | {
         "added_tokens": [*tokenizer["added_tokens"], *(e | {"id": size + i} for i, e in enumerate(entries))]
     }
+
+
+def with_word(tokenizer: Files, word: str) -> Files:
+    """Return the tokenizer with a further word in its vocabulary."""
+    vocabulary = tokenizer["model"]["vocab"]
+    return tokenizer | {"model": tokenizer["model"] | {"vocab": vocabulary | {word: len(vocabulary)}}}
 
 
 def decoder_with(tokenizer: Files, **fields: Any) -> Files:
@@ -265,6 +272,8 @@ GOOD: dict[str, Callable[[], Files]] = {
     "xlm-roberta": lambda: files(xlm_roberta(), "xlm-roberta", "XLMRobertaTokenizer"),
     "unigram of a plain class": lambda: files(xlm_roberta(), "bert", "PreTrainedTokenizerFast"),
     "mistral": lambda: mistral("5.0.0"),
+    "byte-level with the word None": lambda: files(with_word(gpt2(), "None"), "gpt2"),
+    "retribert without settings": lambda: files(bert(lowercase=False), "retribert"),
     "no settings at all": lambda: {
         "tokenizer.json": gpt2(),
         "config.json": {"model_type": "gpt2"},
@@ -325,10 +334,10 @@ def test_class_of_model_type_is_that_of_library() -> None:
     for model_type, name in TOKENIZER_MAPPING_NAMES.items():
         library = name and tokenizer_class_from_name(name)
         found = find_class({"model_type": model_type}, {}, False)
-        expected = library and library.__name__
+        expected = PLAIN if model_type not in CONFIG_MAPPING_NAMES else library and library.__name__
         assert found == (expected if expected in (*CLASSES, PLAIN) else None), model_type
         for stated in ("PreTrainedTokenizerFast", "RobertaTokenizerFast", "ElectraTokenizer", "Phi3Tokenizer"):
-            trusted = model_type in MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS or expected == PLAIN
+            trusted = model_type in MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS or library is TokenizersBackend
             named = getattr(tokenizer_class_from_name(stated), "__name__", None)
             given = {"tokenizer_class": stated}
             assert find_class({"model_type": model_type}, given, False) == (found if trusted else named), model_type
