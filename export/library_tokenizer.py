@@ -36,6 +36,8 @@ MIN_MISTRAL_VOCABULARY = 100_000
 """The library looks for the wrong pattern of Mistral above this size only."""
 FIXED_MAJOR = 5
 """The version of transformers from which on a saved Mistral has the right pattern."""
+FIELDS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+"""The fields of an added token; the package prints a line for any other."""
 Token = str | dict[str, Any]
 """The text of a token, or its fields as in `added_tokens`."""
 
@@ -50,7 +52,8 @@ class TokenizerFolder:
     """The files of a folder that describe its tokenizer.
 
     Args:
-        document: `tokenizer.json`.
+        file: `tokenizer.json`.
+        document: its content.
         config: `config.json`.
         stated: `tokenizer_config.json`; empty without one.
         token_map: `special_tokens_map.json`; empty without one.
@@ -58,6 +61,7 @@ class TokenizerFolder:
 
     """
 
+    file: Path
     document: dict[str, Any]
     config: dict[str, Any] = field(default_factory=dict)
     stated: dict[str, Any] = field(default_factory=dict)
@@ -68,7 +72,7 @@ class TokenizerFolder:
     def read(cls, tokenizer: Path) -> "TokenizerFolder":
         """Read the files beside `tokenizer`; raise CheckpointError for one that is no JSON object."""
         files = [tokenizer, *(tokenizer.parent / name for name in (CONFIG, *FOLDER_FILES))]
-        return cls(*(read_json(file) if file.exists() else {} for file in files))
+        return cls(tokenizer, *(read_json(file) if file.exists() else {} for file in files))
 
     @cached_property
     def class_name(self) -> str | None:
@@ -147,12 +151,16 @@ Stage = Callable[["tokenizers.Tokenizer", TokenizerFolder], "tokenizers.Tokenize
 """Changes a tokenizer, or returns another one; None if it changes nothing."""
 
 
-def parse(document: Mapping[str, Any]) -> "tokenizers.Tokenizer":
+def parse(document: Mapping[str, Any] | bytes) -> "tokenizers.Tokenizer":
     """Return the tokenizer of a document, without truncation and padding; raise UnbuildableError."""
     from tokenizers import Tokenizer
 
+    content = document if isinstance(document, bytes) else json.dumps(document).encode()
     try:
-        return Tokenizer.from_str(json.dumps({**document, "truncation": None, "padding": None}))
+        tokenizer = Tokenizer.from_buffer(content)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
     except BaseException as error:  # the package has no exception of its own
         if not (is_failure(error) or isinstance(error, ValueError)):
             raise
@@ -264,7 +272,7 @@ def _make_token(token: Token, special: bool, folder: TokenizerFolder | None = No
     if isinstance(token, str):
         mask = bool(folder and folder.recipe and folder.recipe.lstrip_mask and token == folder.settings["mask_token"])
         return AddedToken(token, special=True, lstrip=mask)
-    fields = {name: value for name, value in token.items() if name not in ("id", "content", "__type")}
+    fields = {name: value for name, value in token.items() if name in FIELDS}
     fields["special"] = special or fields.get("special", False)
     return AddedToken(token["content"], **fields)
 

@@ -23,6 +23,7 @@ from preblock.export.library_tokenizer import (
     text_of,
 )
 from preblock.export.tokenizer_classes import CLASSES
+from preblock.models.checkpoints.weight_files import read_bytes
 from preblock.service.artifacts.parity import TokenizerConflict
 from preblock.service.core.errors import shorten
 from preblock.service.runtime.tokenizer import SAMPLES, copy_tokenizer, is_failure
@@ -85,7 +86,7 @@ class _Comparison:
 
     def __init__(self, folder: TokenizerFolder) -> None:
         self._folder = folder
-        self._file = parse(folder.document)
+        self._file = parse(read_bytes(folder.file))
         self._samples = list(self._make_samples())
         self._ids = self._encode(self._file)
         self._library: tokenizers.Tokenizer | None = None

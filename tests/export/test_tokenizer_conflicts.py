@@ -359,3 +359,9 @@ def test_file_in_unexpected_form_is_one_warning(tmp_path: Path, name: str, conte
     (found,) = find_conflicts(write_folder(tmp_path, files))
     assert (found.setting, found.ordinary) == ("tokenizer_config.json", False)
     assert found.summary().startswith("tokenizer_config.json: the files beside tokenizer.json cannot be compared: ")
+
+
+def test_unknown_field_of_token_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    decoder = {index: token | {"score": 1} for index, token in decoder_of(gpt2()).items()}
+    assert find_conflicts(write_folder(tmp_path, files(gpt2(), "gpt2", added_tokens_decoder=decoder))) == ()
+    assert capfd.readouterr() == ("", "")
