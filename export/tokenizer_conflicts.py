@@ -23,7 +23,7 @@ from preblock.export.library_tokenizer import (
     text_of,
 )
 from preblock.export.tokenizer_classes import CLASSES
-from preblock.models.checkpoints.weight_files import read_bytes
+from preblock.models.checkpoints.weight_files import one_line, read_bytes
 from preblock.service.artifacts.parity import TokenizerConflict
 from preblock.service.core.errors import shorten
 from preblock.service.runtime.tokenizer import SAMPLES, copy_tokenizer, is_failure
@@ -221,22 +221,15 @@ class _Comparison:
         return f"{library} finds {token!r} elsewhere in a text, by {source}, than tokenizer.json"
 
     def _describe_failure(self, error: Exception) -> TokenizerConflict:
-        reason = " ".join(str(error).split())
-        text = self._text
-        message = f"{self._folder.class_name} of transformers 5 cannot be built from tokenizer.json: {reason}"
-        return TokenizerConflict(
-            setting="tokenizer_class",
-            message=message,
-            text=text,
-            ids=encode(self._file, text) or (),
-            other_ids=(),
-            ordinary=True,
-        )
+        message = f"{self._folder.class_name} of transformers 5 cannot be built from tokenizer.json: {one_line(error)}"
+        return self._conflict("tokenizer_class", message, self._text, (), ordinary=True)
 
-    def _unused(self, setting: str, message: str, text: str, other: Iterable[int] | None) -> TokenizerConflict:
+    def _conflict(
+        self, setting: str, message: str, text: str, other: Iterable[int] | None, *, ordinary: bool = False
+    ) -> TokenizerConflict:
         ids, other_ids = encode(self._file, text) or (), tuple(other or ())
         return TokenizerConflict(
-            setting=setting, message=message, text=text, ids=ids, other_ids=other_ids, ordinary=False
+            setting=setting, message=message, text=text, ids=ids, other_ids=other_ids, ordinary=ordinary
         )
 
     @cached_property
@@ -269,7 +262,7 @@ class _Comparison:
                 f"{SETTINGS} has {json.dumps(value)}, but tokenizer.json {does} {token!r}; transformers 5 ignores the "
                 f"setting{', version 4 followed it' if followed else ''}"
             )
-            yield self._unused(setting, message, text, wanted)
+            yield self._conflict(setting, message, text, wanted)
 
     def _find_options(self) -> Iterator[TokenizerConflict]:
         """Compare settings of other classes with the fields of the file."""
@@ -285,7 +278,7 @@ class _Comparison:
                     text = self._samples[index].text
                     name = self._folder.class_name
                     message = f"{SETTINGS} has {json.dumps(value)}, but {name} of transformers 5 ignores it"
-                    yield self._unused(option, message, text, encode(tokenizer, text))
+                    yield self._conflict(option, message, text, encode(tokenizer, text))
 
     def _find_mistral(self) -> Iterator[TokenizerConflict]:
         """Compare the pattern of a Mistral with the right one."""
@@ -301,7 +294,7 @@ class _Comparison:
                     "the pre-tokenizer has the wrong pattern of checkpoints of Mistral; transformers 5 keeps it "
                     "unless fix_mistral_regex is true"
                 )
-                yield self._unused("fix_mistral_regex", message, self._samples[index].text, ids)
+                yield self._conflict("fix_mistral_regex", message, self._samples[index].text, ids)
                 return
 
     def _find_post_processor(self) -> Iterator[TokenizerConflict]:
@@ -317,7 +310,7 @@ class _Comparison:
                 known = self._file.token_to_id(token)
                 if known != index:
                     message = f"it adds {token!r} with id {index}, and the vocabulary has {known}"
-                    yield self._unused("post_processor", message, token, [] if known is None else [known])
+                    yield self._conflict("post_processor", message, token, [] if known is None else [known])
 
     def _find_padding(self) -> Iterator[TokenizerConflict]:
         """Compare the padding of the file with the vocabulary."""
@@ -327,7 +320,7 @@ class _Comparison:
         token, index = padding["pad_token"], padding["pad_id"]
         known = self._file.token_to_id(token)
         if known is not None and known != index:
-            yield self._unused(
+            yield self._conflict(
                 "padding", f"tokenizer.json pads with id {index}, and {token!r} is {known}", token, [index]
             )
 
@@ -341,7 +334,7 @@ class _Comparison:
                 known = self._library.token_to_id(token)
                 if known != index:
                     message = f"{token!r} has id {index} there, and {known} in transformers 5"
-                    yield self._unused(name, message, token, [index])
+                    yield self._conflict(name, message, token, [index])
                     break
 
     def _find_token_map(self) -> Iterator[TokenizerConflict]:
@@ -354,7 +347,7 @@ class _Comparison:
             wins = SETTINGS if "added_tokens_decoder" in folder.stated else TOKEN_MAP
             message = f"{name} is {text_of(first)!r}, in {SETTINGS} {text_of(second)!r}; transformers 5 reads {wins}"
             index = self._file.token_to_id(text_of(first))
-            yield self._unused(TOKEN_MAP, message, text_of(second), [] if index is None else [index])
+            yield self._conflict(TOKEN_MAP, message, text_of(second), [] if index is None else [index])
             return
 
 
