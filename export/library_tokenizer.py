@@ -237,7 +237,8 @@ def _build_model(recipe: TokenizerClass, model: Mapping[str, Any], settings: Map
     if isinstance(vocabulary, list):
         vocabulary = {entry[0] if isinstance(entry, list) else entry: index for index, entry in enumerate(vocabulary)}
     parameters = {
-        name: settings.get("unk_token") if value == "unk_token" else value for name, value in recipe.parameters.items()
+        name: str(settings.get("unk_token")) if value == "unk_token" else value
+        for name, value in recipe.parameters.items()
     }
     merges = {"merges": model.get("merges") or []} if recipe.model == "BPE" else {}
     return {"type": recipe.model, "vocab": vocabulary, **merges, **parameters}

@@ -99,7 +99,7 @@ class _Comparison:
         for name, stage in STAGES:
             try:
                 changed = stage(current, folder)
-            except (UnbuildableError, TypeError, ValueError) as error:
+            except UnbuildableError as error:
                 yield self._describe_failure(error)
                 return
             if changed is not None:

@@ -352,6 +352,8 @@ def test_class_of_model_type_is_that_of_library() -> None:
         ("tokenizer_config.json", {"additional_special_tokens": [1]}),
         ("special_tokens_map.json", {"cls_token": [1]}),
         ("added_tokens.json", {"a": None}),
+        ("tokenizer_config.json", {"image_token": {"content": 1}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"0": {"content": "[PAD]", "lstrip": "no"}}}),
     ],
 )
 def test_file_in_unexpected_form_is_one_warning(tmp_path: Path, name: str, content: Any) -> None:
@@ -365,3 +367,12 @@ def test_unknown_field_of_token_prints_nothing(tmp_path: Path, capfd: pytest.Cap
     decoder = {index: token | {"score": 1} for index, token in decoder_of(gpt2()).items()}
     assert find_conflicts(write_folder(tmp_path, files(gpt2(), "gpt2", added_tokens_decoder=decoder))) == ()
     assert capfd.readouterr() == ("", "")
+
+
+def test_null_unknown_token_differs_for_unknown_words_only(tmp_path: Path) -> None:
+    (found,) = find_conflicts(write_folder(tmp_path, files(bert(), "bert", unk_token=None)))
+    library = read_library(tmp_path)
+    assert library("the fox")["input_ids"] == read_file(tmp_path).encode("the fox").ids
+    assert (found.ordinary, found.other_ids) == (True, ())
+    with pytest.raises(Exception, match="Missing"):
+        library(found.text)
