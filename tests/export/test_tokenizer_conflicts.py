@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tokenizers
 from transformers import AutoTokenizer, TokenizersBackend
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import (
     MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS,
     TOKENIZER_MAPPING_NAMES,
@@ -334,7 +334,7 @@ def test_class_of_model_type_is_that_of_library() -> None:
     for model_type, name in TOKENIZER_MAPPING_NAMES.items():
         library = name and tokenizer_class_from_name(name)
         found = find_class({"model_type": model_type}, {}, False)
-        expected = PLAIN if model_type not in CONFIG_MAPPING_NAMES else library and library.__name__
+        expected = PLAIN if model_type not in CONFIG_MAPPING else library and library.__name__
         assert found == (expected if expected in (*CLASSES, PLAIN) else None), model_type
         for stated in ("PreTrainedTokenizerFast", "RobertaTokenizerFast", "ElectraTokenizer", "Phi3Tokenizer"):
             trusted = model_type in MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS or library is TokenizersBackend
