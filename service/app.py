@@ -34,8 +34,7 @@ from preblock.service.api.prepared import PreparedRequests
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import Invalid
-from preblock.service.core.settings import Settings, read_aliases, split_list
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings, Settings, read_aliases, split_list
 from preblock.service.core.system import return_growth, usable_cores, use_single_arena
 from preblock.service.core.tasks import start_task
 from preblock.service.engine.engine import Engine

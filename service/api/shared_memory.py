@@ -14,14 +14,13 @@ from preblock.service.codecs.v2.requests import InferMessage
 from preblock.service.codecs.v2.responses import list_outputs
 from preblock.service.codecs.v2.shared_memory import SIZE
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import ChunkedTensor, GpuTarget, Result
-from preblock.service.core.shared_region import OpenRange, open_file
-from preblock.service.core.types import FLOAT32_BYTES
+from preblock.service.core.types import FLOAT32_BYTES, ChunkedTensor, GpuTarget, Result
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.cuda_driver import has_driver
 from preblock.service.runtime.cuda_memory import SESSION_GPU, DeviceMemory, open_memory
 from preblock.service.runtime.fused_embedding import guard_mapped_files
 from preblock.service.runtime.session import INLINE_MAX_VALUES
+from preblock.service.runtime.shared_memory import OpenRange, open_file
 
 
 def register_file(engine: Engine, name: str, key: str, offset: int, size: int) -> None:

@@ -36,8 +36,7 @@ from preblock.service.core.decode_ops import (
     StepOp,
 )
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import TokenRows
+from preblock.service.core.types import EmbedResult, TokenRows
 
 OPEN = "open"
 OPTIONS = ("offset", "context", "rows", "output", "dtype", "encoding", "special_tokens_in_text")

@@ -10,7 +10,7 @@ from preblock.service.codecs.chunks import MAX_JSON_VALUES, Base64Chunks, JsonFl
 from preblock.service.codecs.output_uses import use_of
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import ChunkedTensor, EmbedResult, Result, Tensor
+from preblock.service.core.types import ChunkedTensor, EmbedResult, Result, Tensor
 
 BASE64_PLACEHOLDER, FLOATS_PLACEHOLDER = orjson.Fragment(b'"\0"'), orjson.Fragment(b"\0")
 """Placeholders of base64 and of numbers in a document. Serialized JSON never holds a zero byte."""

@@ -30,8 +30,7 @@ from preblock.service.core.errors import (
     TooLarge,
     Unauthenticated,
 )
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import DTYPES, Int64, TextRequest, TokenRequest
+from preblock.service.core.types import DTYPES, EmbedResult, Int64, TextRequest, TokenRequest
 
 FIELDS = (
     *("model", "input", "encoding_format", "dimensions", "pooling", "truncate", "truncate_prompt_tokens"),

@@ -30,8 +30,7 @@ from preblock.service.core.errors import (
     RateLimited,
     Unavailable,
 )
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import TextRequest, TokenRequest
+from preblock.service.core.types import EmbedResult, TextRequest, TokenRequest
 
 PROMPT = "prompt_name"
 TOKEN_FIELDS = ("inputs", "truncate", "truncation_direction", "special_tokens_in_text", PROMPT)

@@ -10,8 +10,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from preblock.service.core.errors import Conflict, Invalid, TooLarge
-from preblock.service.core.row_parts import GivenVectors, RowPart, VectorPlaceholder
-from preblock.service.core.types import Int64, TokenRows
+from preblock.service.core.types import GivenVectors, Int64, RowPart, TokenRows, VectorPlaceholder
 
 
 @dataclass(frozen=True, kw_only=True)

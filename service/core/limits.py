@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from preblock.service.core.auth import caller
-from preblock.service.core.body_memory import BodyMemory, ResponseMemory
 from preblock.service.core.errors import RateLimited, Unavailable
-from preblock.service.core.incoming_memory import IncomingMemory
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.large_bodies import BodyMemory, IncomingMemory, ResponseMemory, WriteTurns
+from preblock.service.core.settings import LiveSettings
 from preblock.service.core.system import return_free_memory
-from preblock.service.core.write_turns import WriteTurns
 
 MAX_ROUNDING_SECONDS = 1e-6
 """Error of sums of fractions of a second."""

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import Manifest
-from preblock.service.core.results import ChunkedTensor, OutputMemory
-from preblock.service.core.types import TokenRequest
+from preblock.service.core.types import ChunkedTensor, OutputMemory, TokenRequest
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
 from preblock.service.engine.parts import place_vectors

@@ -11,8 +11,7 @@ import numpy as np
 
 from preblock.service.core import decode_ops
 from preblock.service.core.errors import Conflict, Invalid, PreblockError
-from preblock.service.core.results import EmbedResult, Tensor
-from preblock.service.core.types import Int64, PartsRequest, TokenRequest, TokenRows
+from preblock.service.core.types import EmbedResult, Int64, PartsRequest, Tensor, TokenRequest, TokenRows
 from preblock.service.engine.casting import check_dtype
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.history import RowHistories, check_context

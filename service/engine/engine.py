@@ -20,16 +20,17 @@ from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import BIAS_GRAPH, GRAPH, STORED
 from preblock.service.core.errors import Invalid
 from preblock.service.core.limits import Limits
-from preblock.service.core.results import EmbedResult, Result, Tensor
-from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.core.shared_memory import SharedMemory
+from preblock.service.core.settings import LiveSettings
 from preblock.service.core.types import (
     AnyRequest,
+    EmbedResult,
     Int64,
     PairwiseBiasRequest,
     PartsRequest,
+    Result,
     RowsRequest,
     StemRequest,
+    Tensor,
     TextRequest,
     TokenRequest,
 )
@@ -53,6 +54,7 @@ from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.runner import Feeds
 from preblock.service.runtime.session import INLINE_MAX_VALUES, free_memory
+from preblock.service.runtime.shared_memory import SharedMemory
 
 
 class Engine:

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.names import CONTEXT, STORED
 from preblock.service.core.errors import PreblockError
-from preblock.service.core.results import ChunkedTensor
-from preblock.service.core.types import Int64, TextRequest, TokenRequest
+from preblock.service.core.types import ChunkedTensor, Int64, TextRequest, TokenRequest
 from preblock.service.engine.engine import Engine, finish_outputs, tokenize, tokenizer_cost
 from preblock.service.engine.plain_calls import Bounds, Call, bounds_of, is_plain
 from preblock.service.engine.planning import (

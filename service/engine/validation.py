@@ -14,7 +14,7 @@ from preblock.service.artifacts.manifest import Manifest, StemManifest
 from preblock.service.artifacts.names import BIAS_GRAPH, NGRAM_ROW_IDS, NGRAM_SCALES, STORED
 from preblock.service.core.decode_ops import StepOp, per_row
 from preblock.service.core.errors import Invalid, TooLarge
-from preblock.service.core.settings_reload import RequestLimits
+from preblock.service.core.settings import RequestLimits
 from preblock.service.core.types import (
     DTYPES,
     POSITION_ROWS,

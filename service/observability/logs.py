@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 from urllib.parse import quote
 
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings
 from preblock.service.core.types import Int64, TokenRows
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext, RequestRecord
 

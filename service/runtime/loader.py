@@ -29,7 +29,7 @@ from preblock.service.artifacts.parity import ParityReport
 from preblock.service.artifacts.references import check_references, read_signatures
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import FileSignature, signature_of
-from preblock.service.core.threads import start_thread
+from preblock.service.core.tasks import start_thread
 from preblock.service.runtime.cuda_embedding import CudaLookup
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, map_tables
 from preblock.service.runtime.graph_check import (

@@ -17,8 +17,7 @@ from preblock.service.artifacts.names import (
     STORED_NGRAMS,
 )
 from preblock.service.artifacts.parity import ParityReport
-from preblock.service.core.results import GpuTarget
-from preblock.service.core.types import Int64
+from preblock.service.core.types import GpuTarget, Int64
 from preblock.service.runtime.chunks import split_feeds
 from preblock.service.runtime.cuda_embedding import CudaLookup
 from preblock.service.runtime.fused_embedding import FusedLookup, KernelTables, covers

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any, cast
 
-from preblock.service.server.coroutines import run_eagerly
+from preblock.service.core.tasks import run_eagerly
 from preblock.service.server.descriptor_reserve import DescriptorReserve, WaitingConnection
 from preblock.service.server.tls_transport import TlsTransport
 

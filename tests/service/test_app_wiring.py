@@ -9,8 +9,7 @@ import pytest
 from preblock.service.app import VERSION, create_app, create_engine
 from preblock.service.artifacts.names import MANIFEST
 from preblock.service.core.errors import ArtifactError, ProviderError
-from preblock.service.core.settings import Settings
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings, Settings
 from preblock.service.core.tasks import RESTART_SECONDS
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler

@@ -18,13 +18,12 @@ from preblock.service.codecs.v2.requests import InferMessage
 from preblock.service.codecs.v2.shared_memory import REGION, read_cost, region_document
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError, Unavailable
-from preblock.service.core.results import Result
-from preblock.service.core.shared_region import SharedFile
-from preblock.service.core.types import EmbedOptions, TokenRequest
+from preblock.service.core.types import EmbedOptions, Result, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences, SequenceStore
 from preblock.service.runtime.cuda_memory import DeviceMemory
 from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.shared_memory import SharedFile
 
 LOG = logging.getLogger(__name__)
 

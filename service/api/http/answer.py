@@ -11,7 +11,7 @@ from preblock.service.codecs.native_json_response import build_document, write_j
 from preblock.service.codecs.output_uses import use_of
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.safetensors import write_result
-from preblock.service.core.results import EmbedResult, Result
+from preblock.service.core.types import EmbedResult, Result
 
 TYPES = (JSON, BYTES, NPY, SAFETENSORS)
 NOT_IN_NPY = ("bfloat16", "float8_e4m3fn")

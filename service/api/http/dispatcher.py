@@ -23,11 +23,9 @@ from preblock.service.api.http.tracing import set_route, set_status, trace_reque
 from preblock.service.api.prepared import PreparedRequests
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.auth import EVERYBODY, Authenticator
-from preblock.service.core.body_memory import ResponseMemory
 from preblock.service.core.errors import Misdirected, PreblockError
-from preblock.service.core.incoming_memory import IncomingMemory
-from preblock.service.core.settings import split_list
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.large_bodies import IncomingMemory, ResponseMemory
+from preblock.service.core.settings import LiveSettings, split_list
 from preblock.service.observability.context import CURRENT_REQUEST, Begin, RequestContext
 
 LOG = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from preblock.service.api.prepared import Content, KnownRequest, Prepared
 from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, MAX_JOINED, Buffer, Part, body_chunks, body_size
-from preblock.service.core.write_turns import WriteTurns
+from preblock.service.core.large_bodies import WriteTurns
 from preblock.service.engine.fast_path import FastRun
 from preblock.service.observability.context import Headers as Headers
 

@@ -13,8 +13,8 @@ from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, default_ou
 from preblock.service.codecs.v2.shared_memory import SHARED_MEMORY, read_range
 from preblock.service.core import types
 from preblock.service.core.errors import Invalid
-from preblock.service.core.shared_region import RegionRange
 from preblock.service.core.types import Int64, SequenceRef
+from preblock.service.runtime.shared_memory import RegionRange
 
 TEXT_OUTPUTS = ("input_ids", "spans")
 """Outputs of a request with text."""

@@ -19,7 +19,7 @@ from preblock.service.codecs.v2.responses import IGNORED, list_outputs
 from preblock.service.codecs.v2.shared_memory import ReadShared, range_parameters, read_range, refuse_shared
 from preblock.service.core.decode_ops import RunningRows
 from preblock.service.core.errors import Invalid, Malformed, TooLarge
-from preblock.service.core.results import ChunkedTensor, Result
+from preblock.service.core.types import ChunkedTensor, Result
 
 CONTENTS = {
     "INT64": "int64_contents",

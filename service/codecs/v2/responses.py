@@ -16,8 +16,7 @@ from preblock.service.codecs.v2.parameters import ROW_OUTPUTS
 from preblock.service.codecs.v2.requests import InferMessage
 from preblock.service.codecs.v2.shared_memory import range_parameters
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import ChunkedTensor, EmbedResult, Result, Tensor
-from preblock.service.core.types import Int64
+from preblock.service.core.types import ChunkedTensor, EmbedResult, Int64, Result, Tensor
 
 IGNORED = "ignored_parameters"
 """Response parameter: the names of the ignored request parameters, separated by commas."""

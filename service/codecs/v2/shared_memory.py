@@ -11,9 +11,9 @@ import pybase64
 
 from preblock.service.codecs.fields import format_value
 from preblock.service.core.errors import Forbidden, Invalid
-from preblock.service.core.shared_region import Region, RegionRange, SharedFile
 from preblock.service.runtime.cuda_memory import DeviceMemory
 from preblock.service.runtime.session import INLINE_MAX_VALUES
+from preblock.service.runtime.shared_memory import Region, RegionRange, SharedFile
 
 REGION, OFFSET, SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 SHARED_MEMORY = (REGION, OFFSET, SIZE)

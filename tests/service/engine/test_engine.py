@@ -12,8 +12,7 @@ import pytest
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import Int64, RowsRequest, TokenRequest
+from preblock.service.core.types import EmbedResult, Int64, RowsRequest, TokenRequest
 from preblock.service.engine.casting import cast
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.planning import plan

@@ -7,7 +7,7 @@ import pytest
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.errors import Invalid
-from preblock.service.core.settings_reload import RequestLimits
+from preblock.service.core.settings import RequestLimits
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.truncation import truncate
 from preblock.service.engine.validation import check

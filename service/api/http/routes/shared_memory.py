@@ -14,9 +14,9 @@ from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.token_rows import read_integer
 from preblock.service.codecs.v2.shared_memory import read_handle, region_document
 from preblock.service.core.errors import Invalid
-from preblock.service.core.shared_region import Memory, SharedFile
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.cuda_memory import DeviceMemory
+from preblock.service.runtime.shared_memory import Memory, SharedFile
 
 MAX_BODY_BYTES = 2**12
 FIELDS = ("key", "offset", "byte_size")

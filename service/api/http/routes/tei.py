@@ -23,8 +23,7 @@ from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.openai import split_identifier
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import Invalid, NotFound, shorten
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import TextRequest, TokenRequest
+from preblock.service.core.types import EmbedResult, TextRequest, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.observability.context import RequestRecord
 from preblock.service.runtime.model import TokenModel

@@ -22,7 +22,7 @@ from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.native_json_response import TEXT_COPIES
 from preblock.service.core.decode_ops import DecodeMessage, PartsOp, RunningRows, StepOp
 from preblock.service.core.errors import PreblockError, TooLarge
-from preblock.service.core.incoming_memory import AwaitedBody
+from preblock.service.core.large_bodies import AwaitedBody
 from preblock.service.engine.decode_stream import DecodeState, split_step
 from preblock.service.engine.engine import Engine
 from preblock.service.observability.context import CURRENT_REQUEST
