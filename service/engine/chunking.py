@@ -19,8 +19,7 @@ from preblock.service.engine.planning import BatchItem, Outputs, run_batch, sing
 from preblock.service.engine.pooling import end_tokens, finish_pooled, mean
 from preblock.service.engine.positions import pooled_tokens
 from preblock.service.observability.context import RequestRecord
-from preblock.service.runtime.chunks import CHUNK_VALUES
-from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.model import CHUNK_VALUES, TokenModel
 from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 

@@ -34,9 +34,8 @@ from preblock.service.engine.planning import (
 from preblock.service.engine.pooling import average_in_place, table_of_means
 from preblock.service.engine.scheduler import MicroBatch
 from preblock.service.observability.context import CURRENT_REQUEST, RequestRecord
-from preblock.service.runtime.chunks import CHUNK_VALUES
-from preblock.service.runtime.lookup_table import LookupTable
-from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.means import LookupTable
+from preblock.service.runtime.model import CHUNK_VALUES, TokenModel
 from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 

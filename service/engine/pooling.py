@@ -14,9 +14,8 @@ from preblock.service.artifacts.names import EMBEDDINGS
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.casting import cast
 from preblock.service.observability.context import RequestRecord
-from preblock.service.runtime.lookup_table import LookupTable
+from preblock.service.runtime.means import LookupTable, RowMeans
 from preblock.service.runtime.model import TokenModel
-from preblock.service.runtime.row_means import RowMeans
 from preblock.service.runtime.runner import Float32
 
 POOLINGS = ("none", "mean", "first", "last")

@@ -20,6 +20,7 @@ from preblock.service.artifacts.names import (
     NGRAM_ROWS_GRAPH,
     NGRAMS_GRAPH,
     PARITY,
+    SOFT_PROMPTS,
     TOKEN_GRAPHS,
     TOKENIZER,
 )
@@ -40,14 +41,13 @@ from preblock.service.runtime.graph_check import (
     check_widths,
     compare_tensors,
 )
-from preblock.service.runtime.lookup_table import map_lookup
-from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
+from preblock.service.runtime.means import map_lookup
+from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel, open_position_rows
 from preblock.service.runtime.ngram_ids import open_ngram_ids
 from preblock.service.runtime.ngram_rows import open_ngram_rows
-from preblock.service.runtime.position_rows import open_position_rows
 from preblock.service.runtime.providers import CPU, ProviderChoice
+from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import Session, open_session
-from preblock.service.runtime.soft_prompts import map_soft_prompts
 from preblock.service.runtime.table_memory import TableMemory
 from preblock.service.runtime.table_warm_up import warm_up
 from preblock.service.runtime.tokenizer import Tokenizer
@@ -250,3 +250,25 @@ def _smallest_input(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArra
     one = manifest.patch_size or 1 if isinstance(manifest, StemManifest) else 1
     shape = [size if isinstance(size, int) else one if axis > 1 else 1 for axis, size in enumerate(tensor.shape)]
     return np.zeros(shape, tensor.dtype)
+
+
+def map_soft_prompts(folder: Path, manifest: Manifest) -> dict[str, Float32]:
+    """Map the vectors of each soft prompt, float32 (N, width of a token vector).
+
+    Raises:
+        ArtifactError: the file does not hold them.
+
+    """
+    prompts = manifest.soft_prompts
+    if not prompts:
+        return {}
+    if manifest.token_embeddings is None or SOFT_PROMPTS not in manifest.files:
+        raise ArtifactError(f"{MANIFEST} soft_prompts", ", ".join(prompts), f"token_embeddings and {SOFT_PROMPTS}")
+    width, size = manifest.token_embeddings.width, manifest.files[SOFT_PROMPTS].bytes
+    rows = sum(prompt.rows for prompt in prompts.values())
+    ends = [prompt.first + prompt.rows for prompt in prompts.values()]
+    if size != 4 * width * rows or max(ends) > rows:
+        got = f"{rows} rows up to row {max(ends)}"
+        raise ArtifactError(f"{MANIFEST} soft_prompts", got, f"the rows of {SOFT_PROMPTS}, {size} bytes")
+    table = np.memmap(folder / SOFT_PROMPTS, np.float32, "r", 0, (rows, width)).view(np.ndarray)
+    return {name: table[prompt.first : prompt.first + prompt.rows] for name, prompt in prompts.items()}

@@ -16,8 +16,7 @@ from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import CPU, cuda_unavailable_reason
-from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.version_state import VersionState
+from preblock.service.runtime.repository import Repository, VersionState
 from preblock.service.server.run import configure
 from tests.support.log_lines import logged_errors
 from tests.support.servers import live_server

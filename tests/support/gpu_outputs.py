@@ -18,9 +18,8 @@ from preblock.service.core.types import ChunkedTensor, TokenRequest, TokenRows
 from preblock.service.engine.chunking import GPU_CHUNKS, max_gpu_tokens
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.planning import max_batched_values
-from preblock.service.runtime.chunks import CHUNK_VALUES
 from preblock.service.runtime.cuda_memory import open_memory
-from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.model import CHUNK_VALUES, TokenModel
 from preblock.service.runtime.providers import ProviderChoice
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.shared_memory import OpenRange, Region
