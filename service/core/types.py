@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.core.errors import PreblockError
+from preblock.service.core.errors import Invalid, PreblockError
 
 
 class RowPart(NamedTuple):
@@ -172,6 +172,18 @@ def _equal(batch: int, length: int) -> Int64:
     lengths = np.full(batch, length, np.int64)
     lengths.flags.writeable = False
     return lengths
+
+
+def per_row(field: str, offset: Int64, rows: int) -> Int64:
+    """Return an offset for each of `rows` rows.
+
+    Raises:
+        Invalid: there is neither one value nor one for each row.
+
+    """
+    if len(offset) not in (1, rows):
+        raise Invalid(field, f"{len(offset)} values", f"one value, or one for each of {rows} rows")
+    return np.broadcast_to(offset, rows).copy()
 
 
 POSITION_ROWS = "position_rows"

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import BIAS_GRAPH, GRAPH, STORED
 from preblock.service.core.errors import Invalid
-from preblock.service.core.limits import Limits
 from preblock.service.core.settings import LiveSettings
 from preblock.service.core.types import (
     AnyRequest,
@@ -35,17 +34,16 @@ from preblock.service.core.types import (
     TokenRequest,
 )
 from preblock.service.engine import chunking, planning
-from preblock.service.engine.admission import Admission
-from preblock.service.engine.casting import cast
+from preblock.service.engine.admission import Admission, Limits
 from preblock.service.engine.history import next_context
 from preblock.service.engine.parts import assemble, cost_of_parts, place_vectors, vectors_of_outputs
 from preblock.service.engine.plain_calls import check_size
 from preblock.service.engine.planning import BatchItem, Outputs
-from preblock.service.engine.pooling import average_in_place, finish_pooled, pool, table_of_means
 from preblock.service.engine.positions import next_positions, pooled_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
 from preblock.service.engine.truncation import truncate
 from preblock.service.engine.validation import check, check_bias, check_pooled, check_stem, to_position_ids
+from preblock.service.engine.vectors import average_in_place, cast, finish_pooled, pool, table_of_means
 from preblock.service.observability.context import RequestRecord
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics

@@ -31,8 +31,8 @@ from preblock.service.engine.planning import (
     resolve_outputs,
     run_batch,
 )
-from preblock.service.engine.pooling import average_in_place, table_of_means
 from preblock.service.engine.scheduler import MicroBatch
+from preblock.service.engine.vectors import average_in_place, table_of_means
 from preblock.service.observability.context import CURRENT_REQUEST, RequestRecord
 from preblock.service.runtime.means import LookupTable
 from preblock.service.runtime.model import CHUNK_VALUES, TokenModel
