@@ -49,8 +49,7 @@ from preblock.service.artifacts.names import (
     UNSCALED,
     UNSCALED_GRAPH,
 )
-from preblock.service.artifacts.ngram_check import check_ngram_tables
-from preblock.service.artifacts.onnx_check import check_graphs
+from preblock.service.artifacts.onnx_check import check_graphs, check_ngram_tables
 from preblock.service.artifacts.parity import OutputParity, Parity, ParityReport
 from preblock.service.artifacts.references import check_references, open_reference
 from preblock.service.core.errors import PreblockError

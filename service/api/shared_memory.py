@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from preblock.service.codecs.chunks import raw_bytes, split_buffer
 from preblock.service.codecs.v2.metadata import CUDA_SHARED_MEMORY_EXTENSION, SHARED_MEMORY_EXTENSION
+from preblock.service.codecs.v2.parameters import SIZE
 from preblock.service.codecs.v2.requests import InferMessage
 from preblock.service.codecs.v2.responses import list_outputs
-from preblock.service.codecs.v2.shared_memory import SIZE
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import FLOAT32_BYTES, ChunkedTensor, GpuTarget, Result
 from preblock.service.engine.engine import Engine

@@ -17,8 +17,14 @@ from preblock.service.codecs.fields import (
     refuse_unknown,
     rename_field,
 )
-from preblock.service.codecs.native_json import EmbedMessage, read_text
-from preblock.service.codecs.native_json_response import check_finite, to_base64, write_json_parts, write_numbers
+from preblock.service.codecs.native_json import (
+    EmbedMessage,
+    check_finite,
+    read_text,
+    to_base64,
+    write_json_parts,
+    write_numbers,
+)
 from preblock.service.codecs.token_rows import read_json_rows
 from preblock.service.core.errors import (
     ClientFault,

@@ -18,8 +18,13 @@ from preblock.service.codecs.fields import (
     read_special_tokens_in_text,
     rename_field,
 )
-from preblock.service.codecs.native_json import read_text
-from preblock.service.codecs.native_json_response import check_finite, to_json_numbers, write_json_parts, write_numbers
+from preblock.service.codecs.native_json import (
+    check_finite,
+    read_text,
+    to_json_numbers,
+    write_json_parts,
+    write_numbers,
+)
 from preblock.service.codecs.openai import INPUT_FORMS, lacks_sentences, read_dimensions, write_list
 from preblock.service.codecs.token_rows import read_json_rows
 from preblock.service.core.errors import (

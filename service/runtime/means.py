@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.lookup_graph import find_lookup
+from preblock.service.artifacts.graphs import find_lookup
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import DATA
 from preblock.service.core.types import Int64, TokenRows

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from preblock.service.artifacts.graphs import build_position_graph
 from preblock.service.artifacts.manifest import Manifest, StemManifest
 from preblock.service.artifacts.names import (
     CONTEXT,
@@ -22,7 +23,6 @@ from preblock.service.artifacts.names import (
     STORED_NGRAMS,
 )
 from preblock.service.artifacts.parity import ParityReport
-from preblock.service.artifacts.position_graph import build_position_graph
 from preblock.service.core.types import GpuTarget, Int64
 from preblock.service.runtime.cuda_embedding import CudaLookup
 from preblock.service.runtime.fused_embedding import FusedLookup, KernelTables, covers

@@ -37,7 +37,7 @@ from preblock.service.observability.context import CURRENT_REQUEST, RequestConte
 from preblock.service.server.descriptor_reserve import DescriptorReserve
 from preblock.service.server.incoming_request import IncomingRequest
 from preblock.service.server.read_scheduler import ReadTurns
-from preblock.service.server.tls_handshake import TlsHandshake
+from preblock.service.server.tls import TlsHandshake
 
 ERROR_LOG, ACCESS_LOG = logging.getLogger("uvicorn.error"), logging.getLogger("uvicorn.access")
 

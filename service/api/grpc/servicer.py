@@ -13,9 +13,9 @@ from preblock.service.api.streams import StreamEnd, StreamLifetime
 from preblock.service.codecs.chunks import body_chunks
 from preblock.service.codecs.v2 import metadata, protobuf
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
-from preblock.service.codecs.v2.request_message import RequestMessage, read_request
+from preblock.service.codecs.v2.parameters import REGION, read_cost, region_document
+from preblock.service.codecs.v2.protobuf import RequestMessage, read_request
 from preblock.service.codecs.v2.requests import InferMessage
-from preblock.service.codecs.v2.shared_memory import REGION, read_cost, region_document
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError, Unavailable
 from preblock.service.core.types import EmbedOptions, Result, TokenRequest

@@ -43,10 +43,12 @@ from preblock.service.codecs.v2.parameters import (
     ROW_OUTPUTS,
     TEXT_OUTPUTS,
     InferOptions,
+    ReadShared,
     find_ignored,
     read_options,
+    read_range,
+    refuse_shared,
 )
-from preblock.service.codecs.v2.shared_memory import ReadShared, read_range, refuse_shared
 from preblock.service.core.errors import Invalid, Malformed, read_items
 from preblock.service.core.types import (
     AnyRequest,

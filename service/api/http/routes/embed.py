@@ -19,7 +19,7 @@ from preblock.service.api.http.schemas import native_api as schemas
 from preblock.service.api.prepared import Layout, find_json_ids, prepare_ids
 from preblock.service.codecs import native_json
 from preblock.service.codecs.arrays import read_npy, read_raw
-from preblock.service.codecs.native_json_response import check_finite
+from preblock.service.codecs.native_json import check_finite
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
 from preblock.service.codecs.safetensors import read_safetensors
 from preblock.service.core.auth import caller

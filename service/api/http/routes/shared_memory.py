@@ -12,7 +12,7 @@ from preblock.service.api.shared_memory import register_device, register_file
 from preblock.service.codecs.fields import refuse_unknown
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.token_rows import read_integer
-from preblock.service.codecs.v2.shared_memory import read_handle, region_document
+from preblock.service.codecs.v2.parameters import read_handle, region_document
 from preblock.service.core.errors import Invalid
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.cuda_memory import DeviceMemory

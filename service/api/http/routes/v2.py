@@ -17,12 +17,11 @@ from preblock.service.api.http.schemas import v2 as schemas
 from preblock.service.api.prepared import Layout, prepare_ids
 from preblock.service.api.shared_memory import list_extensions, write_shared
 from preblock.service.codecs.fields import drop_nulls, refuse_unknown
-from preblock.service.codecs.native_json import read_json
-from preblock.service.codecs.native_json_response import TEXT_COPIES
+from preblock.service.codecs.native_json import TEXT_COPIES, read_json
 from preblock.service.codecs.v2 import metadata
+from preblock.service.codecs.v2.parameters import REGION, read_cost
 from preblock.service.codecs.v2.requests import HEADER_LENGTH, find_tensor_offsets, read_infer
 from preblock.service.codecs.v2.responses import check_finite, write_infer
-from preblock.service.codecs.v2.shared_memory import REGION, read_cost
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import AnyRequest, EmbedOptions, TokenRequest

@@ -18,8 +18,7 @@ from preblock.service.api.http.request import merge_fields
 from preblock.service.api.http.streaming.session import DecodeSession
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs import decode_json
-from preblock.service.codecs.native_json import read_json
-from preblock.service.codecs.native_json_response import TEXT_COPIES
+from preblock.service.codecs.native_json import TEXT_COPIES, read_json
 from preblock.service.core.decode_ops import DecodeMessage, PartsOp, RunningRows, StepOp
 from preblock.service.core.errors import PreblockError, TooLarge
 from preblock.service.core.large_bodies import AwaitedBody

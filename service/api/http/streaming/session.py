@@ -12,8 +12,7 @@ from preblock.service.api.http.request import merge_fields
 from preblock.service.api.streams import StreamEnd
 from preblock.service.codecs import decode_frames, decode_json
 from preblock.service.codecs.chunks import Buffer, raw_bytes
-from preblock.service.codecs.native_json import read_json
-from preblock.service.codecs.native_json_response import TEXT_COPIES
+from preblock.service.codecs.native_json import TEXT_COPIES, read_json
 from preblock.service.core.decode_ops import CloseOp, DecodeMessage, StepOp
 from preblock.service.core.errors import Conflict, PreblockError
 from preblock.service.engine.decode_stream import DecodeState
