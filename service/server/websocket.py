@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from preblock.service.api.http.routes.decode import STEP_CONNECTION, TOO_BIG
-from preblock.service.api.http.streaming.session import DecodeSession
+from preblock.service.api.http.streaming import DecodeSession
 from preblock.service.api.streams import StreamLifetime
 from preblock.service.core.large_bodies import LARGE_BODY_BYTES, IncomingBody, IncomingMemory
 from preblock.service.engine.fast_path import FastRun

@@ -4,9 +4,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from preblock.service.api.http.body import read_body
-from preblock.service.api.http.request import RawRequest
-from preblock.service.api.http.schemas import shared_memory as schemas
+from preblock.service.api.http.request import RawRequest, read_body
+from preblock.service.api.http.schemas import v2 as schemas
 from preblock.service.api.http.schemas.common import OpenAPI
 from preblock.service.api.shared_memory import register_device, register_file
 from preblock.service.codecs.fields import refuse_unknown

@@ -11,10 +11,9 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import JSON, body_type
-from preblock.service.api.http.request import RawRequest
-from preblock.service.api.http.response import ChunkedResponse
+from preblock.service.api.http.request import RawRequest, read_body
+from preblock.service.api.http.response import ChunkedResponse, write_body
 from preblock.service.api.http.schemas import tei as schemas
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs import tei

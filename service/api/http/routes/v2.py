@@ -8,10 +8,9 @@ import fastapi
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import BYTES, JSON, body_type
-from preblock.service.api.http.request import Handler, RawRequest
-from preblock.service.api.http.response import ChunkedResponse, KnownHttpRequest
+from preblock.service.api.http.request import Handler, RawRequest, read_body
+from preblock.service.api.http.response import ChunkedResponse, KnownHttpRequest, write_body
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import v2 as schemas
 from preblock.service.api.prepared import Layout, prepare_ids
