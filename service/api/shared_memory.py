@@ -54,7 +54,7 @@ async def register_device(engine: Engine, name: str, handle: bytes, device_id: i
 
 async def list_extensions(engine: Engine) -> tuple[str, ...]:
     """Return the extensions of shared memory that the server allows."""
-    if not engine.shared_memory.allowed:
+    if engine.settings.current.max_shared_memory_bytes is None:
         return ()
     # The driver starts at the first call.
     cuda = await asyncio.to_thread(has_driver)
@@ -69,8 +69,6 @@ async def write_shared(answer: Result, infer: InferMessage, ranges: Mapping[str,
         Unavailable: the system has no memory for a range, or the driver of a GPU cannot write it.
 
     """
-    if not ranges:
-        return
     tensors = {name: tensor for name, _, tensor in list_outputs(answer, infer) if name in ranges}
     for name, tensor in tensors.items():
         target = ranges[name]

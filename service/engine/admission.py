@@ -204,7 +204,7 @@ class Admission:
         context = record.context
         if context is not None and context.trace is not None:
             context.trace.add(record, isinstance(error, Exception) and not isinstance(error, ClientFault))
-        if self.log.sample_rate:
+        if self.log.settings.current.access_log_sample_rate:
             self.log.write(record)
         record.context = record.ids = None  # breaks the reference cycle, so that both are freed at once
 

@@ -127,7 +127,7 @@ class Engine:
             lookup_use=model.manifest.lookup_use,
             lengths=request.input_ids.lengths,
             next_offset=next_offset,
-            next_context=next_context(request, model.manifest),
+            next_context=None if model.manifest.history is None else next_context(request, model.manifest),
             position_delta=next_positions(request, model.manifest) - next_offset if request.further_positions else None,
             truncated=sent.input_ids.lengths - request.input_ids.lengths if request.truncate else None,
             input_ids=None if request.spans is None else request.input_ids,
@@ -177,8 +177,9 @@ class Engine:
         """Validate and truncate a request, and return it with its feeds and next offsets."""
         sent = to_position_ids(sent, manifest)
         check(sent, manifest, self.settings.requests)
-        request = truncate(sent, manifest)
-        if request is not sent:
+        request = sent
+        if sent.truncate is not None:
+            request = truncate(sent, manifest)
             check_pooled(request, manifest)
         return request, *planning.plan(request, manifest)
 

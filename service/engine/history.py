@@ -48,7 +48,8 @@ def token_contexts(request: TokenRequest, manifest: Manifest) -> Int64:
 
 def next_context(request: TokenRequest, manifest: Manifest) -> Int64 | None:
     """Return the ids before the next tokens of each row, int64 (B, H); None for a request without use for them."""
-    if manifest.history is None or (request.context is None and not manifest.needs_history(request.outputs)):
+    assert manifest.history is not None
+    if request.context is None and not manifest.needs_history(request.outputs):
         return None
     if request.input_ids.length and real_tokens(request, manifest) is None:  # joining the rows would take longer
         rows = request.input_ids.values.reshape(-1, request.input_ids.length)

@@ -149,16 +149,11 @@ class AccessLog:
     """
 
     def __init__(self, settings: LiveSettings) -> None:
-        self._settings = settings
-
-    @property
-    def sample_rate(self) -> float:
-        """Share of requests with a line: 0 for none, 1 for all."""
-        return self._settings.current.access_log_sample_rate
+        self.settings = settings
 
     def write(self, record: RequestRecord) -> None:
         """Write the line of an ended request, if it is sampled, as soon as its status is known."""
-        if random.random() >= self.sample_rate:
+        if random.random() >= self.settings.current.access_log_sample_rate:
             return
         context, ids = record.context, _first_ids(record.ids, self._max_token_ids)
         if context is None or context.target is None or context.status is not None:
@@ -169,7 +164,7 @@ class AccessLog:
     @property
     def _max_token_ids(self) -> int:
         """Maximum token ids in a line; 0 for none."""
-        return self._settings.current.access_log_max_token_ids
+        return self.settings.current.access_log_max_token_ids
 
     def _write(self, record: RequestRecord, context: RequestContext | None, ids: list[list[int]] | None) -> None:
         method, path, client = ("", "", "") if context is None or context.target is None else context.target

@@ -272,11 +272,6 @@ class SharedMemory:
         self._regions: dict[tuple[str, str], Region] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def allowed(self) -> bool:
-        """Whether clients may register regions."""
-        return self._settings.current.max_shared_memory_bytes is not None
-
     def register(self, name: str, offset: int, size: int, open_memory: Callable[[], Memory]) -> None:
         """Register a region of the memory that `open_memory` returns, after all checks.
 

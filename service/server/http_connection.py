@@ -587,7 +587,7 @@ class HttpConnection(WaitingConnection):
 
     def resume_reading(self) -> None:
         """Resume reading, unless requests are queued or none can follow."""
-        if not self._queue and not self._reader.ended:
+        if self._scheduler.paused and not self._queue and not self._reader.ended:
             self._scheduler.resume()
 
     def _send_refusal(self, refusal: Refusal) -> None:

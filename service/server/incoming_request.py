@@ -59,7 +59,7 @@ class TensorCall:
         target: for the context of the request.
         caller: context variables with the authenticated caller; None if its check failed.
         key: of its prepared request in the cache.
-        key_changes: version of the API keys, from `Dispatcher.changes`.
+        key_changes: number of changes of the API keys so far; after another one, callers need a new check.
         request_id: from the headers, if the client sent one.
         client: address and port of the client, as reported by a trusted proxy.
         scheme: of the URL, as reported by a trusted proxy.

@@ -157,7 +157,7 @@ class TensorRequests:
             # A route without a model takes texts, which vary in length.
             left_out = (CREDENTIAL,) if route.name else (CREDENTIAL, LENGTH)
             key = (request.url, *(header for header in request.headers if header[0] not in left_out))
-            key_changes = dispatcher.changes()
+            key_changes = dispatcher.access.changes
             caller = dispatcher.caller_context(request.headers, client)
         prepared = dispatcher.prepared if route.name and caller is not None else None
         if (prepared is None or key not in prepared) and not self._may_answer(request):
@@ -216,7 +216,7 @@ class TensorRequests:
         """
         dispatcher = self._shared.dispatcher
         prepared = dispatcher.prepared
-        if prepared is None or call.caller is None or dispatcher.changes() != call.key_changes:
+        if prepared is None or call.caller is None or dispatcher.access.changes != call.key_changes:
             return False
         # The copy keeps the request out of the variables of an idle connection.
         return call.caller.copy().run(self._responder.answer_prepared, prepared, call, body, context)

@@ -215,14 +215,15 @@ class InferenceService:
             read = partial(protobuf.read_infer, parsed, model.manifest, most, shared.read)
             infer = await schedule(cost, read, text=as_json)
             request, options = infer.request, infer.options
-            ranges = shared.open_outputs(options.regions)
+            ranges = shared.open_outputs(options.regions) if options.regions else {}
             if isinstance(request, EmbedOptions) and options.sequence is None:
                 if options.all_shared:
                     request.chunks = "sent"
                 elif request.dtype == "float32":  # a narrower dtype would run twice
                     request.chunks = "buffered"
             async with store.answer(model, request, record) as answer:
-                await write_shared(answer, infer, ranges)
+                if ranges:
+                    await write_shared(answer, infer, ranges)
                 parts = write_answer(answer, infer)
                 if answer.arrays:
                     response = await schedule(answer.size, lambda: protobuf.join_message(parts))

@@ -123,7 +123,7 @@ class Dispatcher:
         self.count_bytes = count_bytes
         self.trace = trace
         self.hosts = hosts or AllowedHosts()
-        self._access = access
+        self.access = access
         self._expects_lifespan = True
         self.prepared = prepared
         self.services = services
@@ -218,10 +218,6 @@ class Dispatcher:
             return None
         return context
 
-    def changes(self) -> int:
-        """Return a number that grows with every change of the API keys. Callers need a new check after a change."""
-        return self._access.changes
-
     def _route_of(self, address: bytes) -> Route | None:
         """Return the tensor route of a POST to the target of a request line; None for any other path."""
         if not address.startswith(b"/") or b"%" in address or b"#" in address or not address.isascii():
@@ -250,10 +246,10 @@ class Dispatcher:
 
     def _identify(self, headers: Headers, client: tuple[str, int] | None) -> None:
         """Set the caller from its API key, or from its address without keys. Raise Unauthenticated for a bad key."""
-        if self._access.needs_key:
-            self._access.authenticate(_header(headers, b"authorization"))
+        if self.access.needs_key:
+            self.access.authenticate(_header(headers, b"authorization"))
         else:
-            self._access.identify(client[0] if client else "")
+            self.access.identify(client[0] if client else "")
 
 
 class _MeteredChannel:

@@ -50,13 +50,14 @@ def handler(engine: Engine, sequences: SequenceStore) -> Handler:
             if isinstance(model, TokenModel):
                 most = engine.limits.max_parsed_values(len(model.manifest.indices))
             read = partial(read_infer, body, header_length, model.manifest, most, engine.shared_memory.read)
-            cost = read_cost(len(body), engine.shared_memory.allowed and REGION.encode() in body)
+            shares_memory = engine.settings.current.max_shared_memory_bytes is not None
+            cost = read_cost(len(body), shares_memory and REGION.encode() in body)
             # The input parts holds JSON in a binary body too.
             as_json = header_length is None or body.find(PARTS_NAME, 0, INLINE_MAX_VALUES) >= 0
             message = await engine.scheduler.run(cost, read, text=as_json)
             inputs = message.request
             options = message.options
-            ranges = engine.shared_memory.open_outputs(options.regions)
+            ranges = engine.shared_memory.open_outputs(options.regions) if options.regions else {}
             if isinstance(inputs, EmbedOptions):
                 texts = [output for output in options.outputs if not options.binary[output]]
                 # A mixed response is buffered, because its header states the length of the JSON part.
@@ -67,7 +68,8 @@ def handler(engine: Engine, sequences: SequenceStore) -> Handler:
                 if mixed:
                     record.copies = TEXT_COPIES
             async with sequences.answer(model, inputs, record) as answer:
-                await write_shared(answer, message, ranges)
+                if ranges:
+                    await write_shared(answer, message, ranges)
                 as_text = not all(message.binary.values())
                 write = partial(write_infer, answer, message)
                 parts, json_length = await engine.scheduler.run(answer.size, write, as_text)
