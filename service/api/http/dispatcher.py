@@ -15,7 +15,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from preblock.service.api.http import errors
-from preblock.service.api.http.methods import answer_head
 from preblock.service.api.http.origins import AllowedHosts, check_origin
 from preblock.service.api.http.request import Handler, RawRequest, Route
 from preblock.service.api.http.response import Headers, KnownHttpRequest
@@ -250,6 +249,18 @@ class Dispatcher:
             self.access.authenticate(_header(headers, b"authorization"))
         else:
             self.access.identify(client[0] if client else "")
+
+
+async def answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer HEAD as `app` answers GET, without the body."""
+
+    async def send_without_body(message: Message) -> None:
+        await send(message if message["type"] != "http.response.body" else {**message, "body": b""})
+
+    get = {**scope, "method": "GET"}
+    await app(get, receive, send_without_body)
+    if "route" in get:
+        scope["route"] = get["route"]  # for the span of the request
 
 
 class _MeteredChannel:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import fastapi
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from preblock.service.api.http.negotiation import BYTES, JSON, body_type
@@ -13,12 +13,14 @@ from preblock.service.api.http.request import Handler, RawRequest, read_body
 from preblock.service.api.http.response import ChunkedResponse, KnownHttpRequest, write_body
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import v2 as schemas
+from preblock.service.api.http.schemas.common import OpenAPI
 from preblock.service.api.prepared import Layout, prepare_ids
-from preblock.service.api.shared_memory import list_extensions, write_shared
+from preblock.service.api.shared_memory import list_extensions, register_device, register_file, write_shared
 from preblock.service.codecs.fields import drop_nulls, refuse_unknown
 from preblock.service.codecs.native_json import TEXT_COPIES, read_json
+from preblock.service.codecs.token_rows import read_integer
 from preblock.service.codecs.v2 import metadata
-from preblock.service.codecs.v2.parameters import REGION, read_cost
+from preblock.service.codecs.v2.parameters import REGION, read_cost, read_handle, region_document
 from preblock.service.codecs.v2.requests import HEADER_LENGTH, find_tensor_offsets, read_infer
 from preblock.service.codecs.v2.responses import check_finite, write_infer
 from preblock.service.core.auth import caller
@@ -26,13 +28,19 @@ from preblock.service.core.errors import Invalid
 from preblock.service.core.types import AnyRequest, EmbedOptions, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import SequenceStore
+from preblock.service.runtime.cuda_memory import DeviceMemory
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.session import INLINE_MAX_VALUES
+from preblock.service.runtime.shared_memory import Memory, SharedFile
 
 HEADER = HEADER_LENGTH.lower().encode()
 PARTS_NAME = f'"{metadata.PARTS}"'.encode()
 MAX_OPTIONS_BYTES = 2**16
 """Maximum size of a body with options; it is parsed in the event loop."""
+MAX_REGION_BYTES = 2**12
+FIELDS = ("key", "offset", "byte_size")
+CUDA_FIELDS = ("raw_handle", "device_id", "byte_size")
+SYSTEM, CUDA = "/systemsharedmemory", "/cudasharedmemory"
 
 
 def handler(engine: Engine, sequences: SequenceStore) -> Handler:
@@ -145,6 +153,7 @@ def router(engine: Engine, infer: Handler, version: str) -> APIRouter:
     add_model_routes(routes, "GET", "/stats", statistics, schemas.ModelStatisticsList, responses=refusals)
     add_model_routes(routes, "POST", "/infer", infer, **schemas.INFER)
     _add_repository_routes(routes, engine)
+    _add_shared_memory_routes(routes, engine)
     return routes
 
 
@@ -203,3 +212,59 @@ def _add_repository_routes(routes: APIRouter, engine: Engine) -> None:
         """Unload every version of a model after its last request. Requires the setting `model_control`."""
         metadata.check_change("unload", drop_nulls(await read_option(request, "parameters", {}, "an object")))
         await engine.control.unload(name, caller())
+
+
+def _add_shared_memory_routes(routes: APIRouter, engine: Engine) -> None:
+    """Add Triton's extensions of system and CUDA shared memory: register, list and unregister regions."""
+
+    async def read_fields(request: Request, fields: tuple[str, ...]) -> dict[str, Any]:
+        document = read_json(await read_body(RawRequest.of(request), engine, None, MAX_REGION_BYTES))
+        refuse_unknown(document, fields)
+        return document
+
+    @routes.post(f"{SYSTEM}/region/{{region}}/register", name="register_shared_memory", **schemas.REGISTER)
+    async def register(request: Request, region: str) -> None:
+        """Register a region of POSIX shared memory. Requires the setting `max_shared_memory_bytes`."""
+        document = await read_fields(request, FIELDS)
+        key = document.get("key")
+        if not isinstance(key, str):
+            raise Invalid("key", "nothing" if key is None else key, "the name of POSIX shared memory")
+        offset, size = (read_integer(field, document.get(field, 0)) for field in FIELDS[1:])
+        register_file(engine, region, key, offset, size)
+
+    @routes.post(f"{CUDA}/region/{{region}}/register", name="register_cuda_shared_memory", **schemas.REGISTER_CUDA)
+    async def register_cuda(request: Request, region: str) -> None:
+        """Register a region in memory of a GPU. Requires the setting `max_shared_memory_bytes`."""
+        document = await read_fields(request, CUDA_FIELDS)
+        device_id, size = (read_integer(field, document.get(field, 0)) for field in CUDA_FIELDS[1:])
+        await register_device(engine, region, read_handle(document.get("raw_handle")), device_id, size)
+
+    _add_region_routes(routes, engine, SYSTEM, SharedFile, "shared_memory", schemas.STATUS)
+    _add_region_routes(routes, engine, CUDA, DeviceMemory, "cuda_memory", schemas.STATUS_CUDA)
+
+
+def _add_region_routes(
+    routes: APIRouter, engine: Engine, path: str, kind: type[Memory], name: str, answer: OpenAPI
+) -> None:
+    """Add the routes that list and unregister the regions in memory of a kind; `name` is part of their names."""
+    shared = engine.shared_memory
+
+    @routes.get(f"{path}/status", name=f"{name}_status", **answer)
+    async def status_of_all() -> list[dict[str, Any]]:
+        """Return every region of the caller."""
+        return [region_document(region) for region in shared.status(kind)]
+
+    @routes.get(f"{path}/region/{{region}}/status", name=f"{name}_region_status", **answer)
+    async def status(region: str) -> list[dict[str, Any]]:
+        """Return one region of the caller."""
+        return [region_document(found) for found in shared.status(kind, region)]
+
+    @routes.post(f"{path}/unregister", name=f"unregister_{name}", **schemas.UNREGISTER)
+    async def unregister_all() -> None:
+        """Unregister every region of the caller."""
+        shared.unregister(kind)
+
+    @routes.post(f"{path}/region/{{region}}/unregister", name=f"unregister_{name}_region", **schemas.UNREGISTER)
+    async def unregister(region: str) -> None:
+        """Unregister one region of the caller. An unknown name changes nothing, as in Triton."""
+        shared.unregister(kind, region)
