@@ -1,4 +1,4 @@
-"""The settings of the service: options of `preblock serve`, variables `PREBLOCK_<NAME>`, or keys of a TOML file."""
+"""The settings of the service: options of `preblock serve`, variables `PREBLOCK_<NAME>`, or a TOML file, reloaded."""
 
 import hashlib
 import logging

@@ -47,7 +47,7 @@ from preblock.service.runtime.table_warm_up import warm_up
 from preblock.service.runtime.tokenizer import Tokenizer
 
 
-def check_widths(manifest: Manifest | StemManifest) -> None:
+def _check_widths(manifest: Manifest | StemManifest) -> None:
     """Compare the widths of outputs with the manifest."""
     graphs = [manifest.graphs[graph] for graph in TOKEN_GRAPHS if graph in manifest.graphs]
     widths = {tensor.name: (None, *tensor.shape)[-1] for graph in graphs for tensor in graph.outputs}
@@ -63,7 +63,7 @@ def check_widths(manifest: Manifest | StemManifest) -> None:
             raise ArtifactError(f"{MANIFEST} {field}", width, f"{widths.get(output)}, the width of {output}")
 
 
-def check_inputs(manifest: Manifest) -> None:
+def _check_inputs(manifest: Manifest) -> None:
     """Compare the inputs of the token graphs with the manifest."""
     if missing := {"input_ids", *manifest.indices} - {tensor.name for tensor in manifest.graphs[GRAPH].inputs}:
         raise ArtifactError(f"{MANIFEST} indices", ", ".join(sorted(missing)), f"inputs of {GRAPH}")
@@ -73,7 +73,7 @@ def check_inputs(manifest: Manifest) -> None:
             raise ArtifactError(f"{graph} inputs", ", ".join(sorted(unknown)), ", ".join(sorted(known)))
 
 
-def check_history(manifest: Manifest) -> None:
+def _check_history(manifest: Manifest) -> None:
     """Compare the history with the input `context` of the graphs."""
     history = manifest.history
     graphs = {name: graph for name, graph in manifest.graphs.items() if name in OUTPUT_GRAPHS}
@@ -88,7 +88,7 @@ def check_history(manifest: Manifest) -> None:
         raise ArtifactError(f"{MANIFEST} history.reset_id", history.reset_id, f"0 to {manifest.vocab_size - 1}")
 
 
-def check_kernel(manifest: Manifest, sessions: Mapping[str, Session], kernel: Runner) -> None:
+def _check_kernel(manifest: Manifest, sessions: Mapping[str, Session], kernel: Runner) -> None:
     """Compare the fused kernel with the plain graph."""
     session = sessions[manifest.plain]
     if manifest.counts != "slots" or {tensor.name for tensor in session.inputs} != {"input_ids", "offset"}:
@@ -119,7 +119,7 @@ def _same_vectors(manifest: Manifest, runner: Runner, plain: Session) -> bool:
     return True
 
 
-def check_table_rows(graph: str, manifest: Manifest, session: Session) -> None:
+def _check_table_rows(graph: str, manifest: Manifest, session: Session) -> None:
     """Look up the last legal index of each input: a table with too few rows fails here."""
     # Padding has no position.
     feeds = dict.fromkeys(manifest.indices, 0) | {"input_ids": int(manifest.padding_id == 0), "attention_mask": 1}
@@ -137,7 +137,7 @@ def check_table_rows(graph: str, manifest: Manifest, session: Session) -> None:
             raise ArtifactError(field, last[name], f"at most the rows of {graph} ({why})")
 
 
-def compare_tensors(graph: str, side: str, declared: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> None:
+def _compare_tensors(graph: str, side: str, declared: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> None:
     """Compare the declared inputs or outputs of a graph, by `side`, with those found."""
     if declared != found:
         got, allowed = (", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in given) for given in (declared, found))
@@ -269,18 +269,18 @@ def _check_sessions(
     """Raise ArtifactError if an opened graph differs from the manifest."""
     for graph, session in sessions.items():
         declared = manifest.graphs[graph]
-        compare_tensors(graph, "inputs", declared.inputs, session.inputs)
-        compare_tensors(graph, "outputs", declared.outputs, session.outputs)
-    check_widths(manifest)
+        _compare_tensors(graph, "inputs", declared.inputs, session.inputs)
+        _compare_tensors(graph, "outputs", declared.outputs, session.outputs)
+    _check_widths(manifest)
     if isinstance(manifest, StemManifest):
-        compare_tensors(GRAPH, "inputs", (manifest.input,), sessions[GRAPH].inputs)
+        _compare_tensors(GRAPH, "inputs", (manifest.input,), sessions[GRAPH].inputs)
         return
-    check_history(manifest)
-    check_inputs(manifest)
+    _check_history(manifest)
+    _check_inputs(manifest)
     for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
         # Only the CPU rejects an index beyond the table.
         session = sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph)
-        check_table_rows(graph, manifest, session)
+        _check_table_rows(graph, manifest, session)
 
 
 def _open_lookups(
@@ -297,15 +297,15 @@ def _open_lookups(
         mapped = map_tables(folder, manifest, manifest.kernel)
         if provider != CPU:
             gpu_lookup = CudaLookup(mapped, gpu_mem_limit_bytes)
-            check_kernel(manifest, sessions, gpu_lookup)
+            _check_kernel(manifest, sessions, gpu_lookup)
         elif BUILT:
             tables = mapped
-            check_kernel(manifest, sessions, FusedLookup(tables, sessions[manifest.plain]))
+            _check_kernel(manifest, sessions, FusedLookup(tables, sessions[manifest.plain]))
     return {
         "tables": tables,
         "gpu_lookup": gpu_lookup,
         "lookup_table": map_lookup(folder, manifest) if provider == CPU else None,
-        "soft_prompts": map_soft_prompts(folder, manifest),
+        "soft_prompts": _map_soft_prompts(folder, manifest),
         "position_rows": open_position_rows(folder, manifest),
         "tokenizer": _open_tokenizer(folder, manifest),
     }
@@ -344,7 +344,7 @@ def _smallest_input(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArra
     return np.zeros(shape, tensor.dtype)
 
 
-def map_soft_prompts(folder: Path, manifest: Manifest) -> dict[str, Float32]:
+def _map_soft_prompts(folder: Path, manifest: Manifest) -> dict[str, Float32]:
     """Map the vectors of each soft prompt, float32 (N, width of a token vector).
 
     Raises:

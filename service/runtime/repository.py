@@ -82,7 +82,7 @@ class VersionEntry(NamedTuple):
         )
 
 
-def log_changes(before: Mapping[tuple[str, int], VersionEntry], after: Mapping[tuple[str, int], VersionEntry]) -> None:
+def _log_changes(before: Mapping[tuple[str, int], VersionEntry], after: Mapping[tuple[str, int], VersionEntry]) -> None:
     """Log a line for each version that was loaded, replaced, unloaded or removed, or cannot be opened."""
     for name, version in sorted({*before, *after}):
         old, new = (entries.get((name, version)) for entries in (before, after))
@@ -98,7 +98,7 @@ def log_changes(before: Mapping[tuple[str, int], VersionEntry], after: Mapping[t
                 LOG.info("%s %s", model, "loaded" if was is None else "replaced")
 
 
-def name_failure(place: str, error: Exception) -> ArtifactError | Unavailable:
+def _name_failure(place: str, error: Exception) -> ArtifactError | Unavailable:
     """Return the error of the version in `place` for an exception of its opening; Unavailable if it may open later."""
     scarce = isinstance(error, MemoryError | Unavailable) or getattr(error, "errno", None) in SCARCE
     if scarce or any(LACK.search(str(cause)) for cause in (error, error.__cause__)):
@@ -131,7 +131,7 @@ def fingerprint(folder: Path, references: Iterable[str] = ()) -> Fingerprint:
     return (*files, *sorted(read_signatures(references).items()))
 
 
-def read_references(folder: Path) -> tuple[str, ...]:
+def _read_references(folder: Path) -> tuple[str, ...]:
     """Return the paths of the files referenced by the artifact in `folder`; none for a damaged artifact."""
     try:
         manifest = read_manifest(folder)
@@ -269,7 +269,7 @@ class Repository:
         before = self._entries.get((name, version), VersionEntry(loading))
         if before.seen == fingerprint(folder, before.references):
             return before
-        references = read_references(folder)
+        references = _read_references(folder)
         opened = fingerprint(folder, references)
         watched = tuple(dict.fromkeys((*references, *before.references)))  # the old model may be kept
         seen = fingerprint(folder, watched)
@@ -277,7 +277,7 @@ class Repository:
         try:
             model = self._load(name, version, folder, checksums)
         except Exception as error:  # onnxruntime's exceptions share no narrower parent
-            failure = name_failure(f"{name}/{version}", error)
+            failure = _name_failure(f"{name}/{version}", error)
             kept = None if changed_in_place(before.opened, seen) else before.model
             state = VersionState(name, version, "UNAVAILABLE" if kept is None else "READY", str(failure))
             tried = None if isinstance(failure, Unavailable) else seen
@@ -320,7 +320,7 @@ class Repository:
         self._models = models
         self._lost = {key for key, entry in entries.items() if entry.lost}
         if self._opened:
-            log_changes(before, entries)
+            _log_changes(before, entries)
         self._opened = True
         kept = {id(entry.model) for entry in entries.values()}
         if any(entry.model is not None and id(entry.model) not in kept for entry in before.values()):

@@ -8,8 +8,8 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from preblock.service.api.http.request import Route
-from preblock.service.api.http.response import Headers, lines_of
-from preblock.service.observability.context import PER_REQUEST_HEADERS, Target
+from preblock.service.api.http.response import lines_of
+from preblock.service.observability.context import PER_REQUEST_HEADERS, Headers, Target
 
 MAX_VALUE_CHARS = 80
 MAX_HEAD_BYTES = 2**16  # of URL and headers, and of the trailers of a chunked body

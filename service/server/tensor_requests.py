@@ -17,7 +17,7 @@ from fastapi.responses import Response
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.request import RawRequest
-from preblock.service.api.http.response import ChunkedResponse, Headers, KnownHttpRequest, lines_of
+from preblock.service.api.http.response import ChunkedResponse, KnownHttpRequest, lines_of
 from preblock.service.api.http.tracing import end_span, set_route, set_status, start_span
 from preblock.service.api.prepared import PreparedRequests
 from preblock.service.codecs.chunks import MIN_WRITE_BYTES, Buffer
@@ -25,7 +25,7 @@ from preblock.service.core.errors import PreblockError
 from preblock.service.core.large_bodies import WriteTurns
 from preblock.service.core.tasks import run_eagerly
 from preblock.service.engine.fast_path import FastRun
-from preblock.service.observability.context import CURRENT_REQUEST, RequestContext, find_request_id
+from preblock.service.observability.context import CURRENT_REQUEST, Headers, RequestContext, find_request_id
 from preblock.service.server.incoming_request import MAX_IDLE_HEAD_BYTES, STATUS_LINES, IncomingRequest, TensorCall
 from preblock.service.server.uvicorn_bridge import Client, Shared
 

@@ -32,7 +32,7 @@ from preblock.service.observability.context import Begin
 V1_SERVICE = reflection.SERVICE_NAME.replace("v1alpha", "v1")
 
 
-def enable_reflection(server: grpc.aio.Server, services: Iterable[str]) -> None:
+def _enable_reflection(server: grpc.aio.Server, services: Iterable[str]) -> None:
     """Make `server` describe `services` and the reflection services themselves."""
     register_renamed(reflection_pb2.DESCRIPTOR, "v1alpha", "v1")
     names = (*services, reflection.SERVICE_NAME, V1_SERVICE)
@@ -133,7 +133,7 @@ async def running(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     statuses = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
-    enable_reflection(server, (SERVICE, health.SERVICE_NAME))
+    _enable_reflection(server, (SERVICE, health.SERVICE_NAME))
     _listen(server, settings)
     await _set_health(statuses, engine)
     reporting = start_task(partial(_report_health, statuses, engine))

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from preblock.service.api.http import errors
 from preblock.service.api.http.origins import AllowedHosts, check_origin
 from preblock.service.api.http.request import Handler, RawRequest, Route
-from preblock.service.api.http.response import Headers, KnownHttpRequest
+from preblock.service.api.http.response import KnownHttpRequest
 from preblock.service.api.http.tracing import set_route, set_status, trace_request
 from preblock.service.api.prepared import PreparedRequests
 from preblock.service.api.streams import StreamRegistry
@@ -25,7 +25,7 @@ from preblock.service.core.auth import EVERYBODY, Authenticator
 from preblock.service.core.errors import Misdirected, PreblockError
 from preblock.service.core.large_bodies import IncomingMemory, ResponseMemory
 from preblock.service.core.settings import LiveSettings, split_list
-from preblock.service.observability.context import CURRENT_REQUEST, Begin, RequestContext
+from preblock.service.observability.context import CURRENT_REQUEST, Begin, Headers, RequestContext
 
 LOG = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ class Dispatcher:
 
 
 async def answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer HEAD as `app` answers GET, without the body."""
+    """Answer HEAD as `app` answers GET, without the body (RFC 9110, section 9.3.2). No route declares it."""
 
     async def send_without_body(message: Message) -> None:
         await send(message if message["type"] != "http.response.body" else {**message, "body": b""})

@@ -21,7 +21,7 @@ from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, MAX_JOINED, Buffer, 
 from preblock.service.core.large_bodies import WriteTurns
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastRun
-from preblock.service.observability.context import Headers as Headers
+from preblock.service.observability.context import Headers
 
 LENGTH = b"content-length"
 MIN_COMPRESSED_BYTES = 1024

@@ -38,8 +38,8 @@ PARTS_NAME = f'"{metadata.PARTS}"'.encode()
 MAX_OPTIONS_BYTES = 2**16
 """Maximum size of a body with options; it is parsed in the event loop."""
 MAX_REGION_BYTES = 2**12
-FIELDS = ("key", "offset", "byte_size")
-CUDA_FIELDS = ("raw_handle", "device_id", "byte_size")
+REGION_FIELDS = ("key", "offset", "byte_size")
+CUDA_REGION_FIELDS = ("raw_handle", "device_id", "byte_size")
 SYSTEM, CUDA = "/systemsharedmemory", "/cudasharedmemory"
 
 
@@ -225,18 +225,18 @@ def _add_shared_memory_routes(routes: APIRouter, engine: Engine) -> None:
     @routes.post(f"{SYSTEM}/region/{{region}}/register", name="register_shared_memory", **schemas.REGISTER)
     async def register(request: Request, region: str) -> None:
         """Register a region of POSIX shared memory. Requires the setting `max_shared_memory_bytes`."""
-        document = await read_fields(request, FIELDS)
+        document = await read_fields(request, REGION_FIELDS)
         key = document.get("key")
         if not isinstance(key, str):
             raise Invalid("key", "nothing" if key is None else key, "the name of POSIX shared memory")
-        offset, size = (read_integer(field, document.get(field, 0)) for field in FIELDS[1:])
+        offset, size = (read_integer(field, document.get(field, 0)) for field in REGION_FIELDS[1:])
         register_file(engine, region, key, offset, size)
 
     @routes.post(f"{CUDA}/region/{{region}}/register", name="register_cuda_shared_memory", **schemas.REGISTER_CUDA)
     async def register_cuda(request: Request, region: str) -> None:
         """Register a region in memory of a GPU. Requires the setting `max_shared_memory_bytes`."""
-        document = await read_fields(request, CUDA_FIELDS)
-        device_id, size = (read_integer(field, document.get(field, 0)) for field in CUDA_FIELDS[1:])
+        document = await read_fields(request, CUDA_REGION_FIELDS)
+        device_id, size = (read_integer(field, document.get(field, 0)) for field in CUDA_REGION_FIELDS[1:])
         await register_device(engine, region, read_handle(document.get("raw_handle")), device_id, size)
 
     _add_region_routes(routes, engine, SYSTEM, SharedFile, "shared_memory", schemas.STATUS)
