@@ -17,6 +17,8 @@ RETURN_DELAY_SECONDS = 1.0
 """Time without a large body until free memory is returned: a later body would fetch it again."""
 MIN_RETURNED_BYTES = 2**26
 """Smaller amounts stay for reuse, because fresh memory is slower."""
+MAX_READ_BYTES = 2**16
+"""About the bytes that a connection reads at once."""
 
 
 def capacity_for(largest: int) -> int:
@@ -155,10 +157,6 @@ class ResponseMemory(BodyMemory):
     def _largest(self) -> int:
         """Bytes of the largest buffered response."""
         return self._settings.current.max_buffered_response_bytes
-
-
-MAX_READ_BYTES = 2**16
-"""About the bytes that a connection reads at once."""
 
 
 class IncomingBody:

@@ -50,6 +50,7 @@ MAX_SECONDS = 10**9
 """The longest time, about 30 years: timers cannot hold every integer."""
 WholeSeconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+LOG = logging.getLogger(__name__)
 
 
 def _default_cache_dir() -> Path:
@@ -374,9 +375,6 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> Invalid:
         return Invalid(origin, name, "a name listed by `preblock settings`", message=message)
     from_file = origin not in (option(name), variable(name))
     return Invalid(f"{name} in {origin}" if from_file else origin, *explain(first))
-
-
-LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

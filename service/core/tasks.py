@@ -19,6 +19,7 @@ RESTART_SECONDS = 2.0
 """Pause before failed background work starts again."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
+EagerWork = Coroutine[Any, Any, None]
 
 
 def start_task(work: Work, pause: float = RESTART_SECONDS) -> asyncio.Task[None]:
@@ -63,9 +64,6 @@ def start_thread(work: Callable[[], ResultT], name: str) -> Future[ResultT]:
 
     Thread(target=run, name=name, daemon=True).start()
     return future
-
-
-EagerWork = Coroutine[Any, Any, None]
 
 
 def run_eagerly(work: EagerWork, context: Context, tasks: set[asyncio.Task[None]], fail: Callable[[], None]) -> None:

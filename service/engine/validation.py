@@ -32,6 +32,10 @@ from preblock.service.engine.positions import count_real, pooled_tokens, positio
 from preblock.service.engine.truncation import SIDES, min_row_tokens
 from preblock.service.engine.vectors import POOLINGS, check_dtype
 
+MAX_BIAS_POSITIONS = 2**31  # onnxruntime's operator Max reads 32 bits of larger distances
+Step = TypeVar("Step", TokenRequest, StepOp)
+_INPUT_TITLES = {"token_type_ids": "segments"}
+
 
 def check_range(field: str, rows: TokenRows, limit: int) -> None:
     """Raise Invalid if a value is outside 0 to `limit` - 1."""
@@ -57,11 +61,6 @@ def check_same_lengths(field: str, rows: TokenRows, ids: TokenRows) -> None:
         got, number = int(rows.lengths[row]), ids.number(row)
         allowed = f"{int(ids.lengths[row])} values, as input_ids[{number}] has"
         raise Invalid(f"{field}[{number}]", f"{got} values", allowed, items=ids.bad_rows(differs))
-
-
-MAX_BIAS_POSITIONS = 2**31  # onnxruntime's operator Max reads 32 bits of larger distances
-Step = TypeVar("Step", TokenRequest, StepOp)
-_INPUT_TITLES = {"token_type_ids": "segments"}
 
 
 def check_context(

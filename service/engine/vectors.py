@@ -18,6 +18,8 @@ from preblock.service.runtime.means import LookupTable, RowMeans
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.runner import Float32
 
+POOLINGS = ("none", "mean", "first", "last")
+
 
 def cast(vectors: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
     """Return `vectors` in the output type `dtype`, float32 ones rounded to nearest, ties to even.
@@ -46,9 +48,6 @@ def check_dtype(dtype: str, outputs: Iterable[str], manifest: Manifest) -> None:
 def has_dtype(dtype: str, outputs: Iterable[str], manifest: Manifest) -> bool:
     """Return whether a response with `outputs` may have the type."""
     return dtype in DTYPES or (dtype == STORED and bool(manifest.ngram_tables) and set(outputs) <= set(NGRAM_OUTPUTS))
-
-
-POOLINGS = ("none", "mean", "first", "last")
 
 
 def pool(vectors: Float32, rows: TokenRows, real: Int64 | None, pooling: str) -> Float32:

@@ -25,6 +25,9 @@ MAX_WAITING_BYTES = 2**20
 CLOSE_TIMEOUT_SECONDS = 1.0
 """Time to write the last lines at the end of the process."""
 STANDARD_ERROR = 2
+MAX_PATH_CHARS = 256
+"""Length of a path in a line; clients could fill a disk with longer ones."""
+REQUESTS = logging.getLogger("preblock.requests")
 
 
 class DroppedLines:
@@ -133,11 +136,6 @@ class LogWriter(logging.Handler):
             self._closed = True
             self._changed.notify_all()
         super().close()
-
-
-MAX_PATH_CHARS = 256
-"""Length of a path in a line; clients could fill a disk with longer ones."""
-REQUESTS = logging.getLogger("preblock.requests")
 
 
 class AccessLog:

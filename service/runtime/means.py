@@ -19,7 +19,7 @@ from preblock.service.runtime.fused_embedding import BUILT
 from preblock.service.runtime.runner import Float32
 
 if BUILT:
-    from preblock.service.runtime._kernels import add_to_means
+    from preblock.service.runtime._kernels import add_to_means, average_rows
 
 
 class Means(Protocol):
@@ -79,10 +79,6 @@ class NumpyMeans:
 
 
 RowMeans: type[Means] = KernelMeans if BUILT else NumpyMeans
-
-
-if BUILT:
-    from preblock.service.runtime._kernels import average_rows
 
 
 class LookupTable:

@@ -30,6 +30,12 @@ FOLDER = Path("/dev/shm")
 MAX_KEY_BYTES = 255
 SEMAPHORE_PREFIX = "sem."
 """Start of the names of POSIX semaphores, which lie in the same folder."""
+MAX_REGIONS = 256
+"""Maximum number of regions; each has an open file, or an open handle of a GPU."""
+MAX_NAME_BYTES = 128
+EXPECTED_NAME = "the name of a registered region"
+RELEASE_SECONDS = 1.0
+"""Time between two searches for idle regions."""
 
 
 class RegionRange(NamedTuple):
@@ -249,14 +255,6 @@ def open_file(key: str, offset: int, size: int) -> SharedFile:
         got = f"{found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "another kind of file"
         raise Invalid(f"shared memory {key}", got, f"at least {offset + size} bytes, offset and byte_size together")
     return memory
-
-
-MAX_REGIONS = 256
-"""Maximum number of regions; each has an open file, or an open handle of a GPU."""
-MAX_NAME_BYTES = 128
-EXPECTED_NAME = "the name of a registered region"
-RELEASE_SECONDS = 1.0
-"""Time between two searches for idle regions."""
 
 
 class SharedMemory:

@@ -33,6 +33,16 @@ MAX_WORD_CHARACTERS = 32
 """Length of a word in the cache."""
 MAX_CHARACTERS = 2**16
 """Characters divided into words at once: that keeps the interpreter lock for some milliseconds."""
+MAX_CHARACTERS_PER_TOKEN = 16
+"""Bounds the work for long text: a tokenizer needs hundreds of bytes of memory per token."""
+UNKNOWN = "\U0010fffe"
+"""A character of no language, which no vocabulary holds."""
+SAMPLES = (
+    *("", "a", "Hello, world! It's 2024.", "  \t\r\n ", "naïve ÉCOLE ß ŉ", "e\u0301 \u1100\u1161\u11a8"),
+    *("東京 日本語テキスト", "العربية עברית", "👩\u200d👧 \U0001f1e9\U0001f1ea", "\x00\x07\u200b\u2028\ufeff\ufffd"),
+    *("[CLS] [SEP] <s> </s> <unk> <|endoftext|>", "abcdefghij" * 30, "1234567890" * 10, " " * 300, "a" * 24 + "!"),
+)
+"""Texts that make a malformed tokenizer fail: scripts, marks, controls, special tokens, long words."""
 
 
 class WordIds(dict[str, tuple[int, ...]]):
@@ -122,21 +132,6 @@ class AsciiTokenizer:
         if any(token in lower for token in self._added):
             return None
         return lower if self._lowers else text
-
-
-if TYPE_CHECKING:
-    import tokenizers
-
-MAX_CHARACTERS_PER_TOKEN = 16
-"""Bounds the work for long text: a tokenizer needs hundreds of bytes of memory per token."""
-UNKNOWN = "\U0010fffe"
-"""A character of no language, which no vocabulary holds."""
-SAMPLES = (
-    *("", "a", "Hello, world! It's 2024.", "  \t\r\n ", "naïve ÉCOLE ß ŉ", "e\u0301 \u1100\u1161\u11a8"),
-    *("東京 日本語テキスト", "العربية עברית", "👩\u200d👧 \U0001f1e9\U0001f1ea", "\x00\x07\u200b\u2028\ufeff\ufffd"),
-    *("[CLS] [SEP] <s> </s> <unk> <|endoftext|>", "abcdefghij" * 30, "1234567890" * 10, " " * 300, "a" * 24 + "!"),
-)
-"""Texts that make a malformed tokenizer fail: scripts, marks, controls, special tokens, long words."""
 
 
 class Tokenizer:

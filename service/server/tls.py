@@ -17,6 +17,7 @@ from preblock.service.server.descriptor_reserve import DescriptorReserve, Waitin
 
 SLICE_BYTES = 2**16
 """Bytes to encrypt at a time: OpenSSL never shrinks its buffer."""
+LOG = logging.getLogger(__name__)
 
 
 class TlsTransport(asyncio.Transport):
@@ -88,9 +89,6 @@ class _Pauses(asyncio.BufferedProtocol):
         """Resume the protocol above TLS."""
         if (protocol := self._secure.get_protocol()) is not None:
             protocol.resume_writing()
-
-
-LOG = logging.getLogger(__name__)
 
 
 class TlsHandshake(WaitingConnection):

@@ -28,6 +28,30 @@ SHARED_MEMORY = (REGION, OFFSET, SIZE)
 
 ReadShared = Callable[[Sequence[RegionRange]], Sequence[bytes]]
 """Returns copies of the bytes of ranges."""
+TEXT_OUTPUTS = ("input_ids", "spans")
+"""Outputs of a request with text."""
+ROW_OUTPUTS = ("lengths", "next_offset", "next_context", "position_delta", "truncated", *TEXT_OUTPUTS)
+"""Names as in the native API. They are INT64, and metadata does not list them."""
+HINTS = ("priority", "timeout")
+"""Queue parameters of Triton. They are checked and ignored, because requests run in order."""
+FINAL = "triton_enable_empty_final_response"
+"""Parameter of Triton for streams with several answers to a request. Here each request has one answer."""
+CONTENT_TYPE = "np"
+"""The only supported codec of MLServer: it leaves a tensor unchanged."""
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+MAX_SEQUENCE_ID_BYTES = 128
+"""The limit of Triton for text ids."""
+REQUEST_PARAMETERS = (
+    *("offset", "truncate", "pooling", "dtype", "placeholder_id", "binary_data_output", "content_type"),
+    *(*SEQUENCE, *HINTS, FINAL, "special_tokens_in_text"),
+)
+INPUT_PARAMETERS = ("binary_data_size", "content_type", *SHARED_MEMORY)
+OUTPUT_PARAMETERS = ("dtype", "binary_data", "content_type", *SHARED_MEMORY)
+RESERVED = frozenset((*REQUEST_PARAMETERS, *INPUT_PARAMETERS, *OUTPUT_PARAMETERS, "classification", "headers"))
+"""Names with a meaning in this protocol or in Triton. They are never ignored."""
+RESERVED_PREFIX = "triton_"
+DTYPES = {DATATYPES[dtype]: dtype for dtype in types.DTYPES} | {dtype: dtype for dtype in (*types.DTYPES, STORED)}
+"""Output dtypes by their names in this protocol and in the other protocols."""
 
 
 def read_cost(size: int, shared: bool) -> int:
@@ -88,32 +112,6 @@ def read_handle(value: Any) -> bytes:
         return pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise Invalid("raw_handle.b64", text, "base64 with padding") from error
-
-
-TEXT_OUTPUTS = ("input_ids", "spans")
-"""Outputs of a request with text."""
-ROW_OUTPUTS = ("lengths", "next_offset", "next_context", "position_delta", "truncated", *TEXT_OUTPUTS)
-"""Names as in the native API. They are INT64, and metadata does not list them."""
-HINTS = ("priority", "timeout")
-"""Queue parameters of Triton. They are checked and ignored, because requests run in order."""
-FINAL = "triton_enable_empty_final_response"
-"""Parameter of Triton for streams with several answers to a request. Here each request has one answer."""
-CONTENT_TYPE = "np"
-"""The only supported codec of MLServer: it leaves a tensor unchanged."""
-SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
-MAX_SEQUENCE_ID_BYTES = 128
-"""The limit of Triton for text ids."""
-REQUEST_PARAMETERS = (
-    *("offset", "truncate", "pooling", "dtype", "placeholder_id", "binary_data_output", "content_type"),
-    *(*SEQUENCE, *HINTS, FINAL, "special_tokens_in_text"),
-)
-INPUT_PARAMETERS = ("binary_data_size", "content_type", *SHARED_MEMORY)
-OUTPUT_PARAMETERS = ("dtype", "binary_data", "content_type", *SHARED_MEMORY)
-RESERVED = frozenset((*REQUEST_PARAMETERS, *INPUT_PARAMETERS, *OUTPUT_PARAMETERS, "classification", "headers"))
-"""Names with a meaning in this protocol or in Triton. They are never ignored."""
-RESERVED_PREFIX = "triton_"
-DTYPES = {DATATYPES[dtype]: dtype for dtype in types.DTYPES} | {dtype: dtype for dtype in (*types.DTYPES, STORED)}
-"""Output dtypes by their names in this protocol and in the other protocols."""
 
 
 @dataclass(frozen=True)

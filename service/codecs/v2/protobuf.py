@@ -42,6 +42,15 @@ MAX_SPLIT_FIELDS = 64
 MAX_TAG_BYTES, MAX_VARINT_BYTES = 5, 10
 VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
 """Wire types of fields; there are two others, for the groups of old messages."""
+CONTENTS = {
+    "INT64": "int64_contents",
+    "INT32": "int_contents",
+    "FP32": "fp32_contents",
+    "BYTES": "bytes_contents",
+}
+"""Field of `InferTensorContents` for each accepted datatype."""
+MAX_TENSOR_BYTES = 2**31 - 1 - 2**16
+"""A gRPC message ends at 2 GiB; 64 KiB remain for the description of the tensors."""
 
 
 class RequestMessage(NamedTuple):
@@ -128,17 +137,6 @@ def _read_varint(message: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
     raise IndexError
-
-
-CONTENTS = {
-    "INT64": "int64_contents",
-    "INT32": "int_contents",
-    "FP32": "fp32_contents",
-    "BYTES": "bytes_contents",
-}
-"""Field of `InferTensorContents` for each accepted datatype."""
-MAX_TENSOR_BYTES = 2**31 - 1 - 2**16
-"""A gRPC message ends at 2 GiB; 64 KiB remain for the description of the tensors."""
 
 
 def read_infer(

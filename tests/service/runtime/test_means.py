@@ -9,16 +9,18 @@ from numpy.typing import NDArray
 
 from preblock.service.core.types import TokenRows
 from preblock.service.runtime.fused_embedding import BUILT
-from preblock.service.runtime.means import KernelMeans, Means, NumpyMeans, RowMeans
+from preblock.service.runtime.means import KernelMeans, LookupTable, Means, NumpyMeans, RowMeans
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support.artifacts import make_repository
 
 if BUILT:
-    from preblock.service.runtime._kernels import add_to_means
+    from preblock.service.runtime._kernels import add_to_means, average_rows
 
 built = pytest.mark.skipif(not BUILT, reason="_row_means.c was not built")
+LOOKUPS = ["alibi-7x256x9000", "llama-300x64"]
+"""Stored artifacts with rows of one table as `embeddings`. A table of t5 is too small for a data file."""
 KINDS = [NumpyMeans, *([KernelMeans] if BUILT else [])]
 LENGTHS = np.array([3, 1, 1, 300, 2, 64])
 
@@ -88,15 +90,7 @@ def test_wrong_sizes_are_rejected_by_kernel(changed: dict[str, NDArray[Any]], fi
         add_to_means(*(arguments | changed).values())
 
 
-if BUILT:
-    from preblock.service.runtime._kernels import average_rows
-    from preblock.service.runtime.means import LookupTable
-
-LOOKUPS = ["alibi-7x256x9000", "llama-300x64"]
-"""Stored artifacts with rows of one table as `embeddings`. A table of t5 is too small for a data file."""
-pytestmark = pytest.mark.skipif(not BUILT, reason="_row_means.c was not built")
-
-
+@built
 @pytest.mark.parametrize("width", [1, 5, 33, 256])
 @pytest.mark.parametrize("lengths", [[1], [3, 1, 1, 300, 2, 64], [5000]])
 def test_means_equal_loop_in_float64(width: int, lengths: list[int]) -> None:
@@ -121,10 +115,12 @@ def models(tmp_path: Path) -> dict[str, TokenModel]:
     return {name: repository.get(name) for name in names}
 
 
+@built
 def test_only_bare_lookups_have_a_table(models: dict[str, TokenModel]) -> None:
     assert [name for name, model in models.items() if model.lookup_table is not None] == LOOKUPS
 
 
+@built
 def test_means_of_table_equal_those_of_session(models: dict[str, TokenModel]) -> None:
     model = models[LOOKUPS[1]]
     assert model.lookup_table is not None
@@ -135,12 +131,14 @@ def test_means_of_table_equal_those_of_session(models: dict[str, TokenModel]) ->
     assert model.lookup_table.means(rows).tobytes() == means.means.tobytes()
 
 
+@built
 def test_id_without_a_row_is_rejected() -> None:
     for id_ in (-1, 4, 2**63 - 1, -(2**63)):
         with pytest.raises(IndexError, match=f"id: got {id_}, expected 0 to 3"):
             LookupTable(np.zeros((4, 2), np.float32)).means(TokenRows(np.array([0, 1, id_]), np.array([3])))
 
 
+@built
 def test_wrong_sizes_of_rows_are_rejected() -> None:
     arguments: dict[str, NDArray[Any]] = {
         "ids": np.zeros(3, np.int64),
