@@ -29,8 +29,7 @@ from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, Transform
 from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.manifest import Source
 from preblock.service.artifacts.names import EMBEDDINGS, GRAPH
-from preblock.service.runtime.chunks import CHUNK_VALUES
-from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.model import CHUNK_VALUES, TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import SLOW_ON_CPU

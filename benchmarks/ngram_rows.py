@@ -35,11 +35,10 @@ from preblock.service.core.auth import NOBODY, Principal
 from preblock.service.core.settings import Settings
 from preblock.service.runtime.model import ServedModel, TokenModel
 from preblock.service.runtime.ngram_ids import open_ngram_ids
-from preblock.service.runtime.ngram_rows import open_ngram_rows
+from preblock.service.runtime.ngram_rows import StoredRows, open_ngram_rows
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.runner import Feeds, Runner
-from preblock.service.runtime.stored_rows import StoredRows
 from preblock.service.runtime.table_memory import PAGE_BYTES, TableMemory, read_file_pages
 from preblock.service.server.run import configure
 from tests.support.artifacts import copy_artifact

@@ -14,8 +14,7 @@ import time
 import numpy as np
 import uvloop
 
-from preblock.service.core.settings import Settings
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings, Settings
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine import planning
 from preblock.service.engine.engine import Engine

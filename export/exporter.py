@@ -31,8 +31,7 @@ from preblock.models.torch_import import MissingTorchError
 from preblock.service.artifacts.io import write
 from preblock.service.artifacts.manifest import Manifest, Resized, StemManifest
 from preblock.service.artifacts.names import MANIFEST, PARITY, TOKENIZER
-from preblock.service.artifacts.ngram_check import check_ngram_tables
-from preblock.service.artifacts.onnx_check import check_graphs
+from preblock.service.artifacts.onnx_check import check_graphs, check_ngram_tables
 from preblock.service.artifacts.parity import ParityReport, StoredTable
 from preblock.service.artifacts.references import check_references
 from preblock.service.core.errors import PreblockError

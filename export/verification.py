@@ -27,8 +27,7 @@ from preblock.models.torch_import import MissingTorchError, import_torch
 from preblock.service.artifacts.io import check_files, read, read_manifest, write
 from preblock.service.artifacts.manifest import Artifact, Manifest, StemManifest, TokenEmbeddings
 from preblock.service.artifacts.names import DATA, EMBEDDINGS, EMBEDDINGS_GRAPH, GRAPH, MANIFEST, OUTPUT_GRAPHS, PARITY
-from preblock.service.artifacts.ngram_check import check_ngram_tables
-from preblock.service.artifacts.onnx_check import check_graphs
+from preblock.service.artifacts.onnx_check import check_graphs, check_ngram_tables
 from preblock.service.artifacts.parity import OutputParity, Parity, ParityReport
 from preblock.service.artifacts.references import check_references, open_reference
 from preblock.service.core.errors import PreblockError

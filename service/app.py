@@ -24,7 +24,6 @@ from preblock.service.api.http.routes import (
     models,
     openai,
     pages,
-    shared_memory,
     tables,
     tei,
     v2,
@@ -35,8 +34,7 @@ from preblock.service.api.streams import StreamRegistry
 from preblock.service.codecs.openai import split_identifier
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import Invalid
-from preblock.service.core.settings import Settings, read_aliases, split_list
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings, Settings, read_aliases, split_list
 from preblock.service.core.system import return_growth, usable_cores, use_single_arena
 from preblock.service.core.tasks import start_task
 from preblock.service.engine.engine import Engine
@@ -149,7 +147,6 @@ def create_app(settings: Settings, engine: Engine | None = None, hosts: AllowedH
         tables.router(engine),
         decode.router(engine, streams),
         v2.router(engine, inference, VERSION),
-        shared_memory.router(engine),
         openai.router(engine, embeddings),
         tei.router(engine, VERSION),
         health.router(engine),

@@ -118,7 +118,7 @@ def test_imports_of_reports_top_level_and_late_imports(tmp_path: Path) -> None:
     file = tmp_path / "wrong.py"
     file.write_text("from preblock.models import frontend\ndef f() -> None:\n    import torch\n")
     assert list(imports_of(file)) == [("preblock.models.frontend", True), ("torch", False)]
-    assert module_of(ROOT / "service/api/http/body.py") == "service.api.http.body"
+    assert module_of(ROOT / "service/api/http/request.py") == "service.api.http.request"
 
 
 def test_document_lists_every_error_kind() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from preblock.cli.options import FoundArtifact, table
 from preblock.export.progress import format_bytes
+from preblock.service.artifacts.graphs import count_parameters
 from preblock.service.artifacts.manifest import Manifest, StemManifest
 from preblock.service.artifacts.names import (
     DATA,
@@ -17,7 +18,6 @@ from preblock.service.artifacts.names import (
     TOKEN_EMBEDDINGS,
     UNSCALED,
 )
-from preblock.service.artifacts.parameters import count_parameters
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.artifacts.references import describe_check
 

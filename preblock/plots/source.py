@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.checksums import Checksums
+from preblock.service.artifacts.graphs import count_parameters
 from preblock.service.artifacts.names import BIAS_GRAPH, GRAPH
-from preblock.service.artifacts.parameters import count_parameters
 from preblock.service.runtime.loader import ModelLoader
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import choose_provider

@@ -10,18 +10,17 @@ from numpy.typing import NDArray
 
 from preblock.service.codecs.chunks import raw_bytes, split_buffer
 from preblock.service.codecs.v2.metadata import CUDA_SHARED_MEMORY_EXTENSION, SHARED_MEMORY_EXTENSION
+from preblock.service.codecs.v2.parameters import SIZE
 from preblock.service.codecs.v2.requests import InferMessage
 from preblock.service.codecs.v2.responses import list_outputs
-from preblock.service.codecs.v2.shared_memory import SIZE
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import ChunkedTensor, GpuTarget, Result
-from preblock.service.core.shared_region import OpenRange, open_file
-from preblock.service.core.types import FLOAT32_BYTES
+from preblock.service.core.types import FLOAT32_BYTES, ChunkedTensor, GpuTarget, Result
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.cuda_driver import has_driver
 from preblock.service.runtime.cuda_memory import SESSION_GPU, DeviceMemory, open_memory
 from preblock.service.runtime.fused_embedding import guard_mapped_files
 from preblock.service.runtime.session import INLINE_MAX_VALUES
+from preblock.service.runtime.shared_memory import OpenRange, open_file
 
 
 def register_file(engine: Engine, name: str, key: str, offset: int, size: int) -> None:
@@ -55,7 +54,7 @@ async def register_device(engine: Engine, name: str, handle: bytes, device_id: i
 
 async def list_extensions(engine: Engine) -> tuple[str, ...]:
     """Return the extensions of shared memory that the server allows."""
-    if not engine.shared_memory.allowed:
+    if engine.settings.current.max_shared_memory_bytes is None:
         return ()
     # The driver starts at the first call.
     cuda = await asyncio.to_thread(has_driver)
@@ -70,8 +69,6 @@ async def write_shared(answer: Result, infer: InferMessage, ranges: Mapping[str,
         Unavailable: the system has no memory for a range, or the driver of a GPU cannot write it.
 
     """
-    if not ranges:
-        return
     tensors = {name: tensor for name, _, tensor in list_outputs(answer, infer) if name in ranges}
     for name, tensor in tensors.items():
         target = ranges[name]

@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 
 from preblock.service.core.auth import Authenticator, caller
 from preblock.service.core.errors import Unavailable
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings
 from preblock.service.observability.metrics import Metrics
 
 T = TypeVar("T")

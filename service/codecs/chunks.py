@@ -10,7 +10,7 @@ import orjson
 import pybase64
 from numpy.typing import NDArray
 
-from preblock.service.core.results import ChunkedTensor, Tensor
+from preblock.service.core.types import ChunkedTensor, Tensor
 
 Buffer = bytes | memoryview
 

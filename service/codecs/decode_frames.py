@@ -53,8 +53,7 @@ from preblock.service.codecs.decode_json import digest
 from preblock.service.codecs.token_rows import token_inputs
 from preblock.service.core.decode_ops import BARE_OPS, INTEGER_OPS, DecodeMessage, Operation, RunningRows, StepOp
 from preblock.service.core.errors import Invalid, Malformed
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import POSITION_ROWS, Int64, TokenRows
+from preblock.service.core.types import POSITION_ROWS, EmbedResult, Int64, TokenRows
 
 MAGIC, VERSION = b"PRBK", 2
 HEADER = struct.Struct("<4sBBHIIIB3s")

@@ -11,8 +11,7 @@ import orjson
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import EMBEDDINGS
 from preblock.service.codecs.fields import drop_nulls, format_value, read_special_tokens_in_text, refuse_unknown
-from preblock.service.codecs.native_json import read_dtype, read_encoding, read_outputs
-from preblock.service.codecs.native_json_response import build_document, write_json
+from preblock.service.codecs.native_json import build_document, read_dtype, read_encoding, read_outputs, write_json
 from preblock.service.codecs.parts import read_parts, read_placeholder, refuse_beside_parts
 from preblock.service.codecs.token_rows import (
     POSITIONS,
@@ -36,8 +35,7 @@ from preblock.service.core.decode_ops import (
     StepOp,
 )
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import TokenRows
+from preblock.service.core.types import EmbedResult, TokenRows
 
 OPEN = "open"
 OPTIONS = ("offset", "context", "rows", "output", "dtype", "encoding", "special_tokens_in_text")

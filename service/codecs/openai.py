@@ -18,8 +18,14 @@ from preblock.service.codecs.fields import (
     refuse_unknown,
     rename_field,
 )
-from preblock.service.codecs.native_json import EmbedMessage, read_text
-from preblock.service.codecs.native_json_response import check_finite, to_base64, write_json_parts, write_numbers
+from preblock.service.codecs.native_json import (
+    EmbedMessage,
+    check_finite,
+    read_text,
+    to_base64,
+    write_json_parts,
+    write_numbers,
+)
 from preblock.service.codecs.token_rows import read_json_rows
 from preblock.service.core.errors import (
     ClientFault,
@@ -31,8 +37,7 @@ from preblock.service.core.errors import (
     TooLarge,
     Unauthenticated,
 )
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import DTYPES, Int64, TextRequest, TokenRequest
+from preblock.service.core.types import DTYPES, EmbedResult, Int64, TextRequest, TokenRequest
 
 FIELDS = (
     *("model", "input", "encoding_format", "dimensions", "pooling", "truncate", "truncate_prompt_tokens"),

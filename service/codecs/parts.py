@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
 from preblock.service.codecs.token_rows import read_integer, read_integer_list
 from preblock.service.core.errors import Invalid, read_items
-from preblock.service.core.row_parts import RowPart, VectorPlaceholder
+from preblock.service.core.types import RowPart, VectorPlaceholder
 
 PART_FIELDS = ("input_ids", "text", "vectors", "soft_prompt")
 FLOAT32 = np.dtype("<f4")

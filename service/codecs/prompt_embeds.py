@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import Base64Chunks, Buffer, LazyBytes, raw_bytes, split_buffer
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import ChunkedTensor, Tensor
-from preblock.service.core.types import Int64, RowsRequest, TokenRequest
+from preblock.service.core.types import ChunkedTensor, Int64, RowsRequest, Tensor, TokenRequest
 
 PROMPT_EMBEDS = "prompt_embeds"
 STORAGES = {"float32": b"FloatStorage", "float16": b"HalfStorage", "bfloat16": b"BFloat16Storage"}

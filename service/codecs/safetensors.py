@@ -18,7 +18,7 @@ from preblock.service.codecs.chunks import Part, as_bytes
 from preblock.service.codecs.fields import unique_names
 from preblock.service.codecs.output_uses import use_of
 from preblock.service.core.errors import Malformed
-from preblock.service.core.results import EmbedResult, Result, Tensor
+from preblock.service.core.types import EmbedResult, Result, Tensor
 
 TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
 METADATA = "__metadata__"

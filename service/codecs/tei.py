@@ -19,8 +19,13 @@ from preblock.service.codecs.fields import (
     refuse_special_tokens_in_text,
     rename_field,
 )
-from preblock.service.codecs.native_json import read_text
-from preblock.service.codecs.native_json_response import check_finite, to_json_numbers, write_json_parts, write_numbers
+from preblock.service.codecs.native_json import (
+    check_finite,
+    read_text,
+    to_json_numbers,
+    write_json_parts,
+    write_numbers,
+)
 from preblock.service.codecs.openai import INPUT_FORMS, lacks_sentences, read_dimensions, write_list
 from preblock.service.codecs.token_rows import read_json_rows
 from preblock.service.core.errors import (
@@ -31,8 +36,7 @@ from preblock.service.core.errors import (
     RateLimited,
     Unavailable,
 )
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import TextRequest, TokenRequest
+from preblock.service.core.types import EmbedResult, TextRequest, TokenRequest
 
 PROMPT = "prompt_name"
 TOKEN_FIELDS = ("inputs", "truncate", "truncation_direction", "special_tokens_in_text", PROMPT)

@@ -1,1 +1,1 @@
-"""Types, errors, settings, authentication and limits, known to every other package."""
+"""Types, errors, settings, authentication and memory of bodies, known to every other package."""

@@ -10,8 +10,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from preblock.service.core.errors import Conflict, Invalid, TooLarge
-from preblock.service.core.row_parts import GivenVectors, RowPart, VectorPlaceholder
-from preblock.service.core.types import Int64, TokenRows
+from preblock.service.core.types import GivenVectors, Int64, RowPart, TokenRows, VectorPlaceholder, per_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,18 +219,6 @@ def offsets_after(operation: RowsOp, running: Int64, limit: int, max_rows: int) 
             _check_rows(name, values, count)
             return np.delete(running, values)
     return running
-
-
-def per_row(field: str, offset: Int64, rows: int) -> Int64:
-    """Return an offset for each of `rows` rows.
-
-    Raises:
-        Invalid: there is neither one value nor one for each row.
-
-    """
-    if len(offset) not in (1, rows):
-        raise Invalid(field, f"{len(offset)} values", f"one value, or one for each of {rows} rows")
-    return np.broadcast_to(offset, rows).copy()
 
 
 def check_each(field: str, offset: Int64, limits: Int64) -> None:

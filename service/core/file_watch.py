@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from preblock.service.core.files import FileSignature, signature_of
-from preblock.service.core.threads import start_thread
+from preblock.service.core.tasks import start_thread
 
 LOG = logging.getLogger(__name__)
 POLL_INTERVAL_SECONDS = 1.0

@@ -1,18 +1,65 @@
-"""Arrays and requests in the common form of all protocols.
+"""Arrays, requests and results in the common form of all protocols.
 
-Letters: B batch, T tokens of all rows, D output width.
+Letters: B batch, T tokens of all rows, N given vectors, D output width.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.core.row_parts import GivenVectors, RowPart, VectorPlaceholder
+from preblock.service.core.errors import Invalid, PreblockError
+
+
+class RowPart(NamedTuple):
+    """A part of a row: ids, or a text, or vectors, or a soft prompt.
+
+    Args:
+        field: place in the request, for error messages.
+        ids: int64 (N,).
+        text: without the special tokens of the tokenizer.
+        vectors: float32, all values one after another.
+        prompt: name of a soft prompt.
+
+    """
+
+    field: str
+    ids: NDArray[np.int64] | None = None
+    text: str | None = None
+    vectors: NDArray[np.float32] | None = None
+    prompt: str | None = None
+
+
+class VectorPlaceholder(NamedTuple):
+    """A token id, and the vectors in place of its tokens, in order."""
+
+    token: int
+    part: RowPart
+
+
+class GivenVectors(NamedTuple):
+    """Vectors in place of those of some tokens.
+
+    Args:
+        tokens: int64 (N,), number of each token among the T tokens of the request, ascending.
+        values: float32 (N, width of a token vector).
+
+    """
+
+    tokens: NDArray[np.int64]
+    values: NDArray[np.float32]
+
+    def kept(self, tokens: NDArray[np.int64]) -> "GivenVectors | None":
+        """Return the vectors of `tokens`, ascending numbers, numbered by their places there; None without any."""
+        index = np.minimum(np.searchsorted(self.tokens, tokens), len(self.tokens) - 1)
+        places = np.flatnonzero(self.tokens[index] == tokens)
+        return GivenVectors(places, self.values[index[places]]) if len(places) else None
+
 
 Chunks = Literal["none", "buffered", "sent"]
 Int64 = NDArray[np.int64]
@@ -125,6 +172,18 @@ def _equal(batch: int, length: int) -> Int64:
     lengths = np.full(batch, length, np.int64)
     lengths.flags.writeable = False
     return lengths
+
+
+def per_row(field: str, offset: Int64, rows: int) -> Int64:
+    """Return an offset for each of `rows` rows.
+
+    Raises:
+        Invalid: there is neither one value nor one for each row.
+
+    """
+    if len(offset) not in (1, rows):
+        raise Invalid(field, f"{len(offset)} values", f"one value, or one for each of {rows} rows")
+    return np.broadcast_to(offset, rows).copy()
 
 
 POSITION_ROWS = "position_rows"
@@ -309,3 +368,135 @@ class StemRequest:
 
 RowsRequest = TokenRequest | TextRequest | PartsRequest
 AnyRequest = RowsRequest | PairwiseBiasRequest | StemRequest
+
+
+class GpuTarget(NamedTuple):
+    """Memory of a GPU for the vectors of an output.
+
+    Args:
+        address: of the first byte.
+        copy: copies bytes within the GPU; it takes their position in the output, their address and their number.
+
+    """
+
+    address: int
+    copy: Callable[[int, int, int], None]
+
+
+@dataclass
+class OutputMemory:
+    """Memory of a client for the vectors of an output, in place of memory of the server.
+
+    Args:
+        on_gpu: whether the model computes the vectors on a GPU; then `target` may be set, else `vectors`.
+        vectors: float32 (T, width), set before the first chunk is computed; None leaves the vectors with the server.
+        lost: returns the error for memory that has become shorter.
+        target: set before the first chunk is computed; None leaves the vectors with the server.
+
+    """
+
+    on_gpu: bool = False
+    vectors: NDArray[np.float32] | None = None
+    lost: Callable[[], PreblockError] | None = None
+    target: GpuTarget | None = None
+
+
+class ChunkedTensor:
+    """A tensor computed in chunks while it is sent. It can be read only once.
+
+    Args:
+        shape: of the tensor.
+        dtype: a key of TENSOR_DTYPES.
+        chunks: C-contiguous arrays of this dtype, in order.
+        memory: receives the chunks once it is set; None if they are always computed in memory of the server.
+
+    """
+
+    size: ClassVar[int] = 0
+    """Number of values in memory."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: str,
+        chunks: Iterator[NDArray[np.generic]],
+        memory: OutputMemory | None = None,
+    ) -> None:
+        self.shape = shape
+        self.memory = memory
+        self.dtype = TENSOR_DTYPES[dtype]
+        self.itemsize = self.dtype.itemsize
+        self.nbytes = self.itemsize * math.prod(shape)
+        self._chunks = chunks
+
+    def __len__(self) -> int:
+        """Size of the tensor in bytes."""
+        return self.nbytes
+
+    def __iter__(self) -> Iterator[NDArray[np.generic]]:
+        """Compute the chunks."""
+        return self._chunks
+
+
+Tensor = NDArray[np.generic] | ChunkedTensor
+
+
+@dataclass(eq=False, kw_only=True)
+class Result:
+    """The tensors of a response.
+
+    Args:
+        model: name of the model.
+        version: its version.
+        dtype: type of the request. Some outputs have another type.
+        tensors: by output, C-contiguous; chunked only if the request allows it.
+        lookup_use: use of the model's own lookup, in words; "" if no tensor is one.
+
+    """
+
+    model: str
+    version: int
+    dtype: str
+    tensors: Mapping[str, Tensor]
+    lookup_use: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of values in memory."""
+        return sum(tensor.size for tensor in self.tensors.values())
+
+    @property
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """The buffered tensors."""
+        return {name: tensor for name, tensor in self.tensors.items() if not isinstance(tensor, ChunkedTensor)}
+
+
+@dataclass(eq=False, kw_only=True)
+class EmbedResult(Result):
+    """The tensors of tokens.
+
+    Their shape is (B, L, width) if all rows have the length L, (T, width) for ragged rows, and (B, width) with pooling.
+
+    Args:
+        lengths: int64 (B,), tokens of each row.
+        next_offset: int64 (B,), the offset for the next tokens of each row.
+        next_context: int64 (B, H), the ids before the next tokens of each row; None if no output depends on them.
+        position_delta: int64 (B,), next position - `next_offset`; None without positions of three axes.
+        truncated: int64 (B,), number of removed tokens of each row; None without `truncate`.
+        input_ids: embedded ids; None unless requested.
+        spans: int64 (T, 2), characters of each token, as in `Encoding`; None unless requested.
+
+    """
+
+    lengths: Int64
+    next_offset: Int64
+    next_context: Int64 | None = None
+    position_delta: Int64 | None = None
+    truncated: Int64 | None = None
+    input_ids: TokenRows | None = None
+    spans: Int64 | None = None
+
+    @property
+    def ragged(self) -> bool:
+        """Whether rows differ in length."""
+        return bool((self.lengths != self.lengths[0]).any())

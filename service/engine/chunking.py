@@ -11,17 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import Manifest
-from preblock.service.core.results import ChunkedTensor, OutputMemory
-from preblock.service.core.types import TokenRequest
+from preblock.service.core.types import ChunkedTensor, OutputMemory, TokenRequest
 from preblock.service.engine.admission import Admission
-from preblock.service.engine.casting import cast
 from preblock.service.engine.parts import place_vectors
 from preblock.service.engine.planning import BatchItem, Outputs, run_batch, single_token_feeds
-from preblock.service.engine.pooling import end_tokens, finish_pooled, mean
 from preblock.service.engine.positions import pooled_tokens
+from preblock.service.engine.vectors import cast, end_tokens, finish_pooled, mean
 from preblock.service.observability.context import RequestRecord
-from preblock.service.runtime.chunks import CHUNK_VALUES
-from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.model import CHUNK_VALUES, TokenModel
 from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 

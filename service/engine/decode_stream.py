@@ -11,15 +11,19 @@ import numpy as np
 
 from preblock.service.core import decode_ops
 from preblock.service.core.errors import Conflict, Invalid, PreblockError
-from preblock.service.core.results import EmbedResult, Tensor
-from preblock.service.core.types import Int64, PartsRequest, TokenRequest, TokenRows
-from preblock.service.engine.casting import check_dtype
+from preblock.service.core.types import EmbedResult, Int64, PartsRequest, Tensor, TokenRequest, TokenRows, per_row
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.history import RowHistories, check_context
+from preblock.service.engine.history import RowHistories
 from preblock.service.engine.plain_calls import check_size
 from preblock.service.engine.positions import count_real, next_positions
-from preblock.service.engine.row_checks import check_same_lengths
-from preblock.service.engine.validation import check_choice, select_rows, to_position_ids
+from preblock.service.engine.validation import (
+    check_choice,
+    check_context,
+    check_same_lengths,
+    select_rows,
+    to_position_ids,
+)
+from preblock.service.engine.vectors import check_dtype
 from preblock.service.observability.context import RequestRecord
 from preblock.service.runtime.model import TokenModel
 
@@ -55,7 +59,7 @@ class DecodeState:
     def __init__(self, engine: Engine, model: TokenModel, options: decode_ops.DecodeOptions) -> None:
         decode_ops.check_count("rows", options.rows, engine.max_tokens)
         check_size(engine.settings.requests, "rows", rows=options.rows)
-        self.offset = decode_ops.per_row("offset", options.offset, options.rows)
+        self.offset = per_row("offset", options.offset, options.rows)
         decode_ops.check_each("offset", self.offset, np.full(options.rows, model.manifest.limit))
         for output in options.outputs:
             check_choice("output", output, model.manifest.widths)

@@ -19,32 +19,31 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import BIAS_GRAPH, GRAPH, STORED
 from preblock.service.core.errors import Invalid
-from preblock.service.core.limits import Limits
-from preblock.service.core.results import EmbedResult, Result, Tensor
-from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.core.shared_memory import SharedMemory
+from preblock.service.core.settings import LiveSettings
 from preblock.service.core.types import (
     AnyRequest,
+    EmbedResult,
     Int64,
     PairwiseBiasRequest,
     PartsRequest,
+    Result,
     RowsRequest,
     StemRequest,
+    Tensor,
     TextRequest,
     TokenRequest,
 )
 from preblock.service.engine import chunking, planning
-from preblock.service.engine.admission import Admission
-from preblock.service.engine.casting import cast
+from preblock.service.engine.admission import Admission, Limits
 from preblock.service.engine.history import next_context
 from preblock.service.engine.parts import assemble, cost_of_parts, place_vectors, vectors_of_outputs
 from preblock.service.engine.plain_calls import check_size
 from preblock.service.engine.planning import BatchItem, Outputs
-from preblock.service.engine.pooling import average_in_place, finish_pooled, pool, table_of_means
 from preblock.service.engine.positions import next_positions, pooled_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
 from preblock.service.engine.truncation import truncate
 from preblock.service.engine.validation import check, check_bias, check_pooled, check_stem, to_position_ids
+from preblock.service.engine.vectors import average_in_place, cast, finish_pooled, pool, table_of_means
 from preblock.service.observability.context import RequestRecord
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
@@ -53,6 +52,7 @@ from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.runner import Feeds
 from preblock.service.runtime.session import INLINE_MAX_VALUES, free_memory
+from preblock.service.runtime.shared_memory import SharedMemory
 
 
 class Engine:
@@ -127,7 +127,7 @@ class Engine:
             lookup_use=model.manifest.lookup_use,
             lengths=request.input_ids.lengths,
             next_offset=next_offset,
-            next_context=next_context(request, model.manifest),
+            next_context=None if model.manifest.history is None else next_context(request, model.manifest),
             position_delta=next_positions(request, model.manifest) - next_offset if request.further_positions else None,
             truncated=sent.input_ids.lengths - request.input_ids.lengths if request.truncate else None,
             input_ids=None if request.spans is None else request.input_ids,
@@ -177,8 +177,9 @@ class Engine:
         """Validate and truncate a request, and return it with its feeds and next offsets."""
         sent = to_position_ids(sent, manifest)
         check(sent, manifest, self.settings.requests)
-        request = truncate(sent, manifest)
-        if request is not sent:
+        request = sent
+        if sent.truncate is not None:
+            request = truncate(sent, manifest)
             check_pooled(request, manifest)
         return request, *planning.plan(request, manifest)
 

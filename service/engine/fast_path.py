@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.names import CONTEXT, STORED
 from preblock.service.core.errors import PreblockError
-from preblock.service.core.results import ChunkedTensor
-from preblock.service.core.types import Int64, TextRequest, TokenRequest
+from preblock.service.core.types import ChunkedTensor, Int64, TextRequest, TokenRequest
 from preblock.service.engine.engine import Engine, finish_outputs, tokenize, tokenizer_cost
 from preblock.service.engine.plain_calls import Bounds, Call, bounds_of, is_plain
 from preblock.service.engine.planning import (
@@ -32,12 +31,11 @@ from preblock.service.engine.planning import (
     resolve_outputs,
     run_batch,
 )
-from preblock.service.engine.pooling import average_in_place, table_of_means
 from preblock.service.engine.scheduler import MicroBatch
+from preblock.service.engine.vectors import average_in_place, table_of_means
 from preblock.service.observability.context import CURRENT_REQUEST, RequestRecord
-from preblock.service.runtime.chunks import CHUNK_VALUES
-from preblock.service.runtime.lookup_table import LookupTable
-from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.means import LookupTable
+from preblock.service.runtime.model import CHUNK_VALUES, TokenModel
 from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 

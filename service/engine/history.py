@@ -17,50 +17,11 @@ from preblock.service.core.decode_ops import AppendOp, DropOp, ReorderOp, Rewind
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import Bools, Int64, TokenRequest, TokenRows
 from preblock.service.engine.positions import count_real, real_tokens
-from preblock.service.engine.row_checks import check_range
 
 MAX_KEPT_IDS = 2**12
 """Most tokens of a row in a decode stream that a rewind may go back: 32 kB."""
 MAX_STREAM_IDS = 2**18
 """Most such tokens of all rows of a stream: 2 MB."""
-
-
-def check_context(
-    context: TokenRows | None, starts: Int64, manifest: Manifest, needed: bool, numbers: Int64 | None = None
-) -> None:
-    """Check the ids before each row.
-
-    Args:
-        context: of the request; None without one.
-        starts: int64 (B,), number of tokens before each row.
-        manifest: of the model.
-        needed: whether an output depends on the context.
-        numbers: int64 (B,), numbers of the rows in messages; None for 0, 1, …
-
-    Raises:
-        Invalid: the model takes no context, a context is missing, has another number of ids, or an id is not legal.
-
-    """
-    history, rows = manifest.history, len(starts)
-    if context is None:
-        if history is not None and needed and starts.any():
-            row = int(np.argmax(starts > 0))
-            number = row if numbers is None else int(numbers[row])
-            allowed = f"the last {history.tokens} ids before each row, since row {number} begins at {int(starts[row])}"
-            raise Invalid("context", "nothing", f"{allowed}; an answer has them as next_context")
-        return
-    if history is None:
-        message = "context is not an input: no output of this model depends on the ids before a row"
-        raise Invalid("context", "a value", "nothing", message=message)
-    if len(context.lengths) != rows:
-        raise Invalid("context", f"{len(context.lengths)} rows", f"{rows} rows, as many as the tokens have")
-    differs = context.lengths != history.tokens
-    if differs.any():
-        row = int(np.argmax(differs))
-        name = "context" if context.flat else f"context[{context.number(row)}]"
-        got, allowed = f"{int(context.lengths[row])} ids", f"{history.tokens} ids, the last ones before the row"
-        raise Invalid(name, got, allowed, items=context.bad_rows(differs))
-    check_range("context", context, manifest.vocab_size)
 
 
 def context_of(request: TokenRequest, manifest: Manifest) -> Int64:
@@ -87,7 +48,8 @@ def token_contexts(request: TokenRequest, manifest: Manifest) -> Int64:
 
 def next_context(request: TokenRequest, manifest: Manifest) -> Int64 | None:
     """Return the ids before the next tokens of each row, int64 (B, H); None for a request without use for them."""
-    if manifest.history is None or (request.context is None and not manifest.needs_history(request.outputs)):
+    assert manifest.history is not None
+    if request.context is None and not manifest.needs_history(request.outputs):
         return None
     if request.input_ids.length and real_tokens(request, manifest) is None:  # joining the rows would take longer
         rows = request.input_ids.values.reshape(-1, request.input_ids.length)

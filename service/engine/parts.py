@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import EMBEDDINGS, TOKEN_EMBEDDINGS
-from preblock.service.core.decode_ops import per_row
 from preblock.service.core.errors import Invalid, TooLarge, read_items
-from preblock.service.core.row_parts import GivenVectors, RowPart
-from preblock.service.core.types import Int64, PartsRequest, TokenRequest, TokenRows
+from preblock.service.core.types import GivenVectors, Int64, PartsRequest, RowPart, TokenRequest, TokenRows, per_row
 from preblock.service.engine.plain_calls import ZERO
 from preblock.service.engine.scheduler import TOKEN_COST
 from preblock.service.runtime.model import TokenModel

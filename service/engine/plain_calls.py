@@ -16,11 +16,10 @@ import numpy as np
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import NGRAM_ROW_IDS, NGRAM_SCALES, STORED
 from preblock.service.core.errors import TooLarge
-from preblock.service.core.settings_reload import RequestLimits
+from preblock.service.core.settings import RequestLimits
 from preblock.service.core.types import FLOAT32_BYTES, Int64, TokenRequest, TokenRows
-from preblock.service.engine.casting import has_dtype
-from preblock.service.engine.pooling import POOLINGS
 from preblock.service.engine.positions import pooled_tokens
+from preblock.service.engine.vectors import POOLINGS, has_dtype
 
 ZERO = np.zeros(1, np.int64)
 ZERO.flags.writeable = False

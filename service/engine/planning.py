@@ -20,8 +20,7 @@ from preblock.service.engine.history import context_of, token_contexts
 from preblock.service.engine.plain_calls import ZERO
 from preblock.service.engine.positions import count_real, graph_counts, next_positions, position_index
 from preblock.service.observability.context import RequestRecord
-from preblock.service.runtime.chunks import CHUNK_VALUES
-from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.model import CHUNK_VALUES, TokenModel
 from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from preblock.service.core.errors import ENDS, Unavailable
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 ResultT = TypeVar("ResultT")

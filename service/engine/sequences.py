@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from preblock.service.core.decode_ops import RunningRows, check_each, per_row
+from preblock.service.core.decode_ops import RunningRows, check_each
 from preblock.service.core.errors import Conflict, Invalid, TooLarge, Unavailable, shorten
-from preblock.service.core.results import Result
-from preblock.service.core.types import AnyRequest, PartsRequest, TokenRequest, TokenRows
+from preblock.service.core.types import AnyRequest, PartsRequest, Result, TokenRequest, TokenRows, per_row
 from preblock.service.engine.decode_stream import run_step
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.plain_calls import ZERO

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.names import POSITION_EMBEDDINGS
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import Result
-from preblock.service.core.types import Int64
+from preblock.service.core.types import Int64, Result
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.plain_calls import check_size
 from preblock.service.observability.context import RequestRecord

@@ -24,9 +24,7 @@ def min_row_tokens(request: TokenRequest, manifest: Manifest) -> Int64:
 
 
 def truncate(request: TokenRequest, manifest: Manifest) -> TokenRequest:
-    """Return a validated request with its rows cut to the position limit and `max_length`, if it has `truncate`."""
-    if request.truncate is None:
-        return request
+    """Return a validated request with `truncate`, its rows cut to the position limit and `max_length`."""
     rows = request.input_ids
     real = real_tokens(request, manifest)
     counted: Int64 = np.ones_like(rows.values) if real is None else real

@@ -1,6 +1,7 @@
 """Validation of requests against a model, before the session runs.
 
-onnxruntime wraps negative ids silently, and on CUDA returns rows of zeros for ids beyond the table.
+onnxruntime wraps negative ids silently, and on CUDA returns rows of zeros for ids beyond the table. Each error is about
+the first bad value or row, and has the numbers of all bad items.
 """
 
 import math
@@ -12,29 +13,92 @@ import numpy as np
 
 from preblock.service.artifacts.manifest import Manifest, StemManifest
 from preblock.service.artifacts.names import BIAS_GRAPH, NGRAM_ROW_IDS, NGRAM_SCALES, STORED
-from preblock.service.core.decode_ops import StepOp, per_row
+from preblock.service.core.decode_ops import StepOp
 from preblock.service.core.errors import Invalid, TooLarge
-from preblock.service.core.settings_reload import RequestLimits
+from preblock.service.core.settings import RequestLimits
 from preblock.service.core.types import (
     DTYPES,
     POSITION_ROWS,
+    Bools,
     Int64,
     PairwiseBiasRequest,
     StemRequest,
     TokenRequest,
     TokenRows,
+    per_row,
 )
-from preblock.service.engine.casting import check_dtype
-from preblock.service.engine.history import check_context
 from preblock.service.engine.plain_calls import ZERO, Call, bounds_of, check_size, is_plain
-from preblock.service.engine.pooling import POOLINGS
 from preblock.service.engine.positions import count_real, pooled_tokens, position_limit, real_tokens
-from preblock.service.engine.row_checks import check_range, check_same_lengths, refuse_values
 from preblock.service.engine.truncation import SIDES, min_row_tokens
+from preblock.service.engine.vectors import POOLINGS, check_dtype
 
 MAX_BIAS_POSITIONS = 2**31  # onnxruntime's operator Max reads 32 bits of larger distances
 Step = TypeVar("Step", TokenRequest, StepOp)
 _INPUT_TITLES = {"token_type_ids": "segments"}
+
+
+def check_range(field: str, rows: TokenRows, limit: int) -> None:
+    """Raise Invalid if a value is outside 0 to `limit` - 1."""
+    # As unsigned numbers, negative values are larger than any limit.
+    refuse_values(field, rows, rows.values.view(np.uint64) >= limit, f"0 to {limit - 1}")
+
+
+def refuse_values(field: str, rows: TokenRows, wrong: Bools, expected: str) -> None:
+    """Raise Invalid for the first value with a true `wrong`, bool (T,), with all items that have such values."""
+    if wrong.any():
+        bad = np.flatnonzero(wrong)
+        place, got = rows.place(int(bad[0])), int(rows.values[bad[0]])
+        raise Invalid(field + place, got, expected, items=rows.bad_items(bad))
+
+
+def check_same_lengths(field: str, rows: TokenRows, ids: TokenRows) -> None:
+    """Raise Invalid if an input differs from the ids in the number of rows, or in the length of a row."""
+    if len(rows.lengths) != len(ids.lengths):
+        raise Invalid(field, f"{len(rows.lengths)} rows", f"{len(ids.lengths)} rows, as input_ids has")
+    differs = rows.lengths != ids.lengths
+    if differs.any():
+        row = int(np.argmax(differs))
+        got, number = int(rows.lengths[row]), ids.number(row)
+        allowed = f"{int(ids.lengths[row])} values, as input_ids[{number}] has"
+        raise Invalid(f"{field}[{number}]", f"{got} values", allowed, items=ids.bad_rows(differs))
+
+
+def check_context(
+    context: TokenRows | None, starts: Int64, manifest: Manifest, needed: bool, numbers: Int64 | None = None
+) -> None:
+    """Check the ids before each row.
+
+    Args:
+        context: of the request; None without one.
+        starts: int64 (B,), number of tokens before each row.
+        manifest: of the model.
+        needed: whether an output depends on the context.
+        numbers: int64 (B,), numbers of the rows in messages; None for 0, 1, …
+
+    Raises:
+        Invalid: the model takes no context, a context is missing, has another number of ids, or an id is not legal.
+
+    """
+    history, rows = manifest.history, len(starts)
+    if context is None:
+        if history is not None and needed and starts.any():
+            row = int(np.argmax(starts > 0))
+            number = row if numbers is None else int(numbers[row])
+            allowed = f"the last {history.tokens} ids before each row, since row {number} begins at {int(starts[row])}"
+            raise Invalid("context", "nothing", f"{allowed}; an answer has them as next_context")
+        return
+    if history is None:
+        message = "context is not an input: no output of this model depends on the ids before a row"
+        raise Invalid("context", "a value", "nothing", message=message)
+    if len(context.lengths) != rows:
+        raise Invalid("context", f"{len(context.lengths)} rows", f"{rows} rows, as many as the tokens have")
+    differs = context.lengths != history.tokens
+    if differs.any():
+        row = int(np.argmax(differs))
+        name = "context" if context.flat else f"context[{context.number(row)}]"
+        got, allowed = f"{int(context.lengths[row])} ids", f"{history.tokens} ids, the last ones before the row"
+        raise Invalid(name, got, allowed, items=context.bad_rows(differs))
+    check_range("context", context, manifest.vocab_size)
 
 
 def to_position_ids(step: Step, manifest: Manifest) -> Step:

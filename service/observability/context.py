@@ -13,8 +13,8 @@ from functools import lru_cache
 from itertools import count
 from time import perf_counter
 
-from preblock.service.core.body_memory import BodyMemory
 from preblock.service.core.errors import PreblockError
+from preblock.service.core.large_bodies import BodyMemory
 from preblock.service.core.types import Int64, TokenRows
 
 ID, TIMING = b"x-request-id", b"server-timing"

@@ -1,20 +1,141 @@
-"""Logs: one line per event on standard error, as text or as JSON, and an access log of sampled requests."""
+"""Logs: one line per event on standard error, as text or as JSON, and an access log of sampled requests.
+
+A thread writes the lines, so that a slow reader of standard error delays no request.
+"""
 
 import json
 import logging
+import os
 import random
+import select
+import time
+from collections import deque
 from datetime import UTC, datetime
 from functools import partial
+from threading import Condition, Thread
 from typing import Any, Literal
 from urllib.parse import quote
 
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings
 from preblock.service.core.types import Int64, TokenRows
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext, RequestRecord
 
+MAX_WAITING_BYTES = 2**20
+"""Size of the queue of the thread; a pipe without a reader takes 64 KiB more."""
+CLOSE_TIMEOUT_SECONDS = 1.0
+"""Time to write the last lines at the end of the process."""
+STANDARD_ERROR = 2
 MAX_PATH_CHARS = 256
 """Length of a path in a line; clients could fill a disk with longer ones."""
 REQUESTS = logging.getLogger("preblock.requests")
+
+
+class DroppedLines:
+    """Number of dropped lines of this process, for the metrics."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, count: int) -> None:
+        """Count dropped lines."""
+        self._count += count
+
+    def take(self) -> int:
+        """Return the number since the last call."""
+        count, self._count = self._count, 0
+        return count
+
+
+DROPPED_LINES = DroppedLines()
+
+
+class LogWriter(logging.Handler):
+    """Writes lines to standard error from a thread: a full pipe stops only the thread.
+
+    Args:
+        descriptor: file descriptor to write to; default: standard error.
+
+    """
+
+    def __init__(self, descriptor: int = STANDARD_ERROR) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._lines: deque[bytes] = deque()
+        self._waiting = self._dropped = 0
+        self._changed = Condition()
+        self._thread: Thread | None = None
+        self._closed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a line for the thread, or drop it if too many lines wait."""
+        line = self._encode(record)
+        with self._changed:
+            if self._waiting + len(line) > MAX_WAITING_BYTES:
+                self._drop(1)
+                return
+            self._lines.append(line)
+            self._waiting += len(line)
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="log", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _encode(self, record: logging.LogRecord) -> bytes:
+        try:
+            text = self.format(record)
+        except Exception as error:  # a library's arguments do not fit its message
+            text = f"{record.levelname} {record.name}: {record.msg!r} (not formatted: {error})"
+        return f"{text}\n".encode(errors="backslashreplace")
+
+    def _drop(self, count: int) -> None:
+        self._dropped += count
+        DROPPED_LINES.add(count)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines or self._closed)
+                if not self._lines:
+                    return
+                lines = [*self._lines]
+                self._lines.clear()
+            written = self._write(b"".join(lines))
+            dropped = 0
+            with self._changed:
+                self._waiting -= sum(map(len, lines))
+                if written:
+                    dropped, self._dropped = self._dropped, 0
+                else:
+                    self._drop(len(lines))
+                self._changed.notify_all()
+            if dropped:
+                text = "%d log lines were dropped, because standard error accepted no more"
+                self.handle(logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (dropped,), None))
+
+    def _write(self, content: bytes) -> bool:
+        """Write lines, and return whether anybody can read them."""
+        rest = memoryview(content)
+        while rest:
+            try:
+                rest = rest[os.write(self._descriptor, rest) :]
+            except BlockingIOError:  # another process made the pipe non-blocking
+                select.select((), (self._descriptor,), ())
+            except OSError:
+                return False
+        return True
+
+    def flush(self) -> None:
+        """Wait until the lines are written, for at most CLOSE_TIMEOUT_SECONDS."""
+        deadline = time.monotonic() + CLOSE_TIMEOUT_SECONDS
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting, max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """End the thread after the queued lines."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        super().close()
 
 
 class AccessLog:
@@ -26,16 +147,11 @@ class AccessLog:
     """
 
     def __init__(self, settings: LiveSettings) -> None:
-        self._settings = settings
-
-    @property
-    def sample_rate(self) -> float:
-        """Share of requests with a line: 0 for none, 1 for all."""
-        return self._settings.current.access_log_sample_rate
+        self.settings = settings
 
     def write(self, record: RequestRecord) -> None:
         """Write the line of an ended request, if it is sampled, as soon as its status is known."""
-        if random.random() >= self.sample_rate:
+        if random.random() >= self.settings.current.access_log_sample_rate:
             return
         context, ids = record.context, _first_ids(record.ids, self._max_token_ids)
         if context is None or context.target is None or context.status is not None:
@@ -46,7 +162,7 @@ class AccessLog:
     @property
     def _max_token_ids(self) -> int:
         """Maximum token ids in a line; 0 for none."""
-        return self._settings.current.access_log_max_token_ids
+        return self.settings.current.access_log_max_token_ids
 
     def _write(self, record: RequestRecord, context: RequestContext | None, ids: list[list[int]] | None) -> None:
         method, path, client = ("", "", "") if context is None or context.target is None else context.target
@@ -149,7 +265,7 @@ def configuration(form: Literal["text", "json"], level: str) -> dict[str, Any]:
     The access log ignores the level.
     """
     handler = {
-        "class": "preblock.service.observability.log_writer.LogWriter",
+        "class": "preblock.service.observability.logs.LogWriter",
         "filters": ["failures", "request"],
         "formatter": form,
     }

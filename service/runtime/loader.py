@@ -13,44 +13,136 @@ from preblock.service.artifacts.checksums import Checksums
 from preblock.service.artifacts.io import check_files, read, read_with_identity
 from preblock.service.artifacts.manifest import Manifest, StemManifest, Tensor
 from preblock.service.artifacts.names import (
+    CONTEXT,
     EMBEDDINGS,
     GRAPH,
     MANIFEST,
     NGRAM_IDS_GRAPH,
     NGRAM_ROWS_GRAPH,
     NGRAMS_GRAPH,
+    OUTPUT_GRAPHS,
     PARITY,
+    SOFT_PROMPTS,
+    TOKEN_EMBEDDINGS,
     TOKEN_GRAPHS,
     TOKENIZER,
 )
-from preblock.service.artifacts.ngram_check import check_ngram_tables
-from preblock.service.artifacts.onnx_check import check_graphs
+from preblock.service.artifacts.onnx_check import check_graphs, check_ngram_tables
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.artifacts.references import check_references, read_signatures
-from preblock.service.core.errors import ArtifactError
+from preblock.service.core.errors import ArtifactError, Unavailable
 from preblock.service.core.files import FileSignature, signature_of
-from preblock.service.core.threads import start_thread
+from preblock.service.core.tasks import start_thread
 from preblock.service.runtime.cuda_embedding import CudaLookup
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, map_tables
-from preblock.service.runtime.graph_check import (
-    check_history,
-    check_inputs,
-    check_kernel,
-    check_table_rows,
-    check_widths,
-    compare_tensors,
-)
-from preblock.service.runtime.lookup_table import map_lookup
-from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
+from preblock.service.runtime.means import map_lookup
+from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel, open_position_rows
 from preblock.service.runtime.ngram_ids import open_ngram_ids
 from preblock.service.runtime.ngram_rows import open_ngram_rows
-from preblock.service.runtime.position_rows import open_position_rows
 from preblock.service.runtime.providers import CPU, ProviderChoice
+from preblock.service.runtime.runner import Float32, Runner
 from preblock.service.runtime.session import Session, open_session
-from preblock.service.runtime.soft_prompts import map_soft_prompts
 from preblock.service.runtime.table_memory import TableMemory
 from preblock.service.runtime.table_warm_up import warm_up
 from preblock.service.runtime.tokenizer import Tokenizer
+
+
+def _check_widths(manifest: Manifest | StemManifest) -> None:
+    """Compare the widths of outputs with the manifest."""
+    graphs = [manifest.graphs[graph] for graph in TOKEN_GRAPHS if graph in manifest.graphs]
+    widths = {tensor.name: (None, *tensor.shape)[-1] for graph in graphs for tensor in graph.outputs}
+    for name, width in widths.items():
+        if not isinstance(width, int):
+            raise ArtifactError(f"{MANIFEST} graphs {name}", width, "an output with a number as its last dimension")
+    declared = {"width": (manifest.width, EMBEDDINGS)}
+    if isinstance(manifest, Manifest) and manifest.token_embeddings:
+        lookup = manifest.token_embeddings
+        declared[f"{TOKEN_EMBEDDINGS}.width"] = (lookup.width, lookup.output)
+    for field, (width, output) in declared.items():
+        if width != widths.get(output):
+            raise ArtifactError(f"{MANIFEST} {field}", width, f"{widths.get(output)}, the width of {output}")
+
+
+def _check_inputs(manifest: Manifest) -> None:
+    """Compare the inputs of the token graphs with the manifest."""
+    if missing := {"input_ids", *manifest.indices} - {tensor.name for tensor in manifest.graphs[GRAPH].inputs}:
+        raise ArtifactError(f"{MANIFEST} indices", ", ".join(sorted(missing)), f"inputs of {GRAPH}")
+    known = {"input_ids", "offset", "attention_mask", *([CONTEXT] if manifest.history else []), *manifest.indices}
+    for graph in filter(manifest.graphs.__contains__, TOKEN_GRAPHS):
+        if unknown := {tensor.name for tensor in manifest.graphs[graph].inputs} - known:
+            raise ArtifactError(f"{graph} inputs", ", ".join(sorted(unknown)), ", ".join(sorted(known)))
+
+
+def _check_history(manifest: Manifest) -> None:
+    """Compare the history with the input `context` of the graphs."""
+    history = manifest.history
+    graphs = {name: graph for name, graph in manifest.graphs.items() if name in OUTPUT_GRAPHS}
+    found = {
+        name: tensor.shape[-1] for name, graph in graphs.items() for tensor in graph.inputs if tensor.name == CONTEXT
+    }
+    names = [name for name in graphs if name in (NGRAMS_GRAPH, NGRAM_IDS_GRAPH)] or [NGRAMS_GRAPH]
+    expected = {} if history is None else dict.fromkeys(names, history.tokens)
+    if found != expected:
+        raise ArtifactError(f"{MANIFEST} history.tokens", expected or "nothing", f"{found or 'nothing'}, by its graphs")
+    if history is not None and history.reset_id >= manifest.vocab_size:
+        raise ArtifactError(f"{MANIFEST} history.reset_id", history.reset_id, f"0 to {manifest.vocab_size - 1}")
+
+
+def _check_kernel(manifest: Manifest, sessions: Mapping[str, Session], kernel: Runner) -> None:
+    """Compare the fused kernel with the plain graph."""
+    session = sessions[manifest.plain]
+    if manifest.counts != "slots" or {tensor.name for tensor in session.inputs} != {"input_ids", "offset"}:
+        message = f"{MANIFEST} kernel: expected none, since {manifest.plain} depends on more than ids and offset"
+        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, "none", message=message)
+    try:
+        same = _same_vectors(manifest, kernel, session)
+    except Unavailable as error:
+        raise ArtifactError(
+            f"{MANIFEST} kernel", error.got, error.expected, message=f"{MANIFEST} kernel: {error}"
+        ) from error
+    if not same:
+        message = f"{MANIFEST} kernel: the tables give other vectors than {manifest.plain}"
+        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, f"the tables of {manifest.plain}", message=message)
+
+
+def _same_vectors(manifest: Manifest, runner: Runner, plain: Session) -> bool:
+    """Return whether `runner` has the bits of the plain graph at the first and last position and id."""
+    for offset, id_ in ((0, 0), (manifest.limit - 1, manifest.vocab_size - 1)):
+        feeds = {tensor.name: np.zeros((1, 1), np.int64) for tensor in plain.inputs}
+        feeds |= {"input_ids": np.array([[id_]]), "offset": np.array([offset])}
+        twice = {name: values.repeat(2, 0) for name, values in feeds.items()}  # as in a micro-batch
+        expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS].tobytes()
+        # A repeated call may reuse a buffer.
+        found = [runner.run(call, [EMBEDDINGS])[EMBEDDINGS].tobytes() for call in (feeds, feeds, twice)]
+        if found != [expected, expected, 2 * expected]:
+            return False
+    return True
+
+
+def _check_table_rows(graph: str, manifest: Manifest, session: Session) -> None:
+    """Look up the last legal index of each input: a table with too few rows fails here."""
+    # Padding has no position.
+    feeds = dict.fromkeys(manifest.indices, 0) | {"input_ids": int(manifest.padding_id == 0), "attention_mask": 1}
+    feeds |= {CONTEXT: 0}
+    last = {"input_ids": manifest.vocab_size, **manifest.indices, "offset": manifest.max_len or 1}
+    names = {"input_ids": "vocab_size", "offset": "max_len"}
+    shapes = {tensor.name: (1, 1)[-len(tensor.shape) :] for tensor in session.inputs}
+    if manifest.history and CONTEXT in shapes:
+        shapes[CONTEXT] = (1, manifest.history.tokens)
+    for name in filter(shapes.__contains__, last):
+        values = {"offset": 0, **feeds, name: last[name] - 1}
+        given = {input_: np.full(shape, values[input_], np.int64) for input_, shape in shapes.items()}
+        if why := session.refusal(given):
+            field = f"{MANIFEST} {names.get(name, f'indices.{name}')}"
+            raise ArtifactError(field, last[name], f"at most the rows of {graph} ({why})")
+
+
+def _compare_tensors(graph: str, side: str, declared: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> None:
+    """Compare the declared inputs or outputs of a graph, by `side`, with those found."""
+    if declared != found:
+        got, allowed = (", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in given) for given in (declared, found))
+        raise ArtifactError(f"{MANIFEST} graphs.{graph}.{side}", got, f"the {side} of the graph: {allowed}")
+
 
 OPEN_TIMEOUT_SECONDS = 60.0
 """The largest published tables open in a few seconds: onnxruntime maps them."""
@@ -177,18 +269,18 @@ def _check_sessions(
     """Raise ArtifactError if an opened graph differs from the manifest."""
     for graph, session in sessions.items():
         declared = manifest.graphs[graph]
-        compare_tensors(graph, "inputs", declared.inputs, session.inputs)
-        compare_tensors(graph, "outputs", declared.outputs, session.outputs)
-    check_widths(manifest)
+        _compare_tensors(graph, "inputs", declared.inputs, session.inputs)
+        _compare_tensors(graph, "outputs", declared.outputs, session.outputs)
+    _check_widths(manifest)
     if isinstance(manifest, StemManifest):
-        compare_tensors(GRAPH, "inputs", (manifest.input,), sessions[GRAPH].inputs)
+        _compare_tensors(GRAPH, "inputs", (manifest.input,), sessions[GRAPH].inputs)
         return
-    check_history(manifest)
-    check_inputs(manifest)
+    _check_history(manifest)
+    _check_inputs(manifest)
     for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
         # Only the CPU rejects an index beyond the table.
         session = sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph)
-        check_table_rows(graph, manifest, session)
+        _check_table_rows(graph, manifest, session)
 
 
 def _open_lookups(
@@ -205,15 +297,15 @@ def _open_lookups(
         mapped = map_tables(folder, manifest, manifest.kernel)
         if provider != CPU:
             gpu_lookup = CudaLookup(mapped, gpu_mem_limit_bytes)
-            check_kernel(manifest, sessions, gpu_lookup)
+            _check_kernel(manifest, sessions, gpu_lookup)
         elif BUILT:
             tables = mapped
-            check_kernel(manifest, sessions, FusedLookup(tables, sessions[manifest.plain]))
+            _check_kernel(manifest, sessions, FusedLookup(tables, sessions[manifest.plain]))
     return {
         "tables": tables,
         "gpu_lookup": gpu_lookup,
         "lookup_table": map_lookup(folder, manifest) if provider == CPU else None,
-        "soft_prompts": map_soft_prompts(folder, manifest),
+        "soft_prompts": _map_soft_prompts(folder, manifest),
         "position_rows": open_position_rows(folder, manifest),
         "tokenizer": _open_tokenizer(folder, manifest),
     }
@@ -250,3 +342,25 @@ def _smallest_input(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArra
     one = manifest.patch_size or 1 if isinstance(manifest, StemManifest) else 1
     shape = [size if isinstance(size, int) else one if axis > 1 else 1 for axis, size in enumerate(tensor.shape)]
     return np.zeros(shape, tensor.dtype)
+
+
+def _map_soft_prompts(folder: Path, manifest: Manifest) -> dict[str, Float32]:
+    """Map the vectors of each soft prompt, float32 (N, width of a token vector).
+
+    Raises:
+        ArtifactError: the file does not hold them.
+
+    """
+    prompts = manifest.soft_prompts
+    if not prompts:
+        return {}
+    if manifest.token_embeddings is None or SOFT_PROMPTS not in manifest.files:
+        raise ArtifactError(f"{MANIFEST} soft_prompts", ", ".join(prompts), f"token_embeddings and {SOFT_PROMPTS}")
+    width, size = manifest.token_embeddings.width, manifest.files[SOFT_PROMPTS].bytes
+    rows = sum(prompt.rows for prompt in prompts.values())
+    ends = [prompt.first + prompt.rows for prompt in prompts.values()]
+    if size != 4 * width * rows or max(ends) > rows:
+        got = f"{rows} rows up to row {max(ends)}"
+        raise ArtifactError(f"{MANIFEST} soft_prompts", got, f"the rows of {SOFT_PROMPTS}, {size} bytes")
+    table = np.memmap(folder / SOFT_PROMPTS, np.float32, "r", 0, (rows, width)).view(np.ndarray)
+    return {name: table[prompt.first : prompt.first + prompt.rows] for name, prompt in prompts.items()}

@@ -1,13 +1,19 @@
-"""Loaded models: their manifests and their runners."""
+"""Loaded models: their manifests and their runners, and the chunks of large calls.
+
+Letters: B batch, L length, P width of a row of positions.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
+from preblock.service.artifacts.graphs import build_position_graph
 from preblock.service.artifacts.manifest import Manifest, StemManifest
 from preblock.service.artifacts.names import (
+    CONTEXT,
     EMBEDDINGS,
     LAYER_TOKENS_GRAPH,
     NGRAM_IDS_GRAPH,
@@ -17,18 +23,104 @@ from preblock.service.artifacts.names import (
     STORED_NGRAMS,
 )
 from preblock.service.artifacts.parity import ParityReport
-from preblock.service.core.results import GpuTarget
-from preblock.service.core.types import Int64
-from preblock.service.runtime.chunks import split_feeds
+from preblock.service.core.types import GpuTarget, Int64
 from preblock.service.runtime.cuda_embedding import CudaLookup
 from preblock.service.runtime.fused_embedding import FusedLookup, KernelTables, covers
-from preblock.service.runtime.lookup_table import LookupTable
+from preblock.service.runtime.means import LookupTable
 from preblock.service.runtime.ngram_rows import NgramRows
-from preblock.service.runtime.position_rows import PositionRows
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.runner import Feeds, FlatRunner, Float32, Runner
 from preblock.service.runtime.session import CudaSession, Session
 from preblock.service.runtime.tokenizer import Tokenizer
+
+CHUNK_VALUES = 3 * 2**16
+"""Values of a chunk of a large response. A chunk blocks other requests, and is sent from the processor's cache."""
+
+
+def split_feeds(feeds: Mapping[str, Int64], max_tokens: int) -> Iterator[dict[str, Int64]]:
+    """Split `feeds` (B, L) into the fewest feeds of at most `max_tokens` tokens, all about equally large.
+
+    Each gets its own part of `context` (B, H), if there is one.
+
+    Their vectors, in order, equal the vectors of `feeds`. Rows over `max_tokens` tokens are cut too; this requires a
+    model with `counts` of "slots".
+    """
+    batch, length = feeds["input_ids"].shape
+    offset = feeds["offset"]
+    if length <= max_tokens:
+        rows = _part_size(batch, max_tokens // length)
+        for row in range(0, batch, rows):
+            chunk = {name: values[row : row + rows] for name, values in feeds.items()}
+            yield chunk if len(offset) > 1 else chunk | {"offset": offset}
+        return
+    max_tokens = _part_size(length, max_tokens)
+    tokens = {name: values for name, values in feeds.items() if name not in ("offset", CONTEXT)}
+    history = feeds[CONTEXT].shape[1] if CONTEXT in feeds else 0
+    ids = np.concatenate((feeds[CONTEXT], feeds["input_ids"]), axis=1) if history else feeds["input_ids"]
+    for row in range(batch):
+        start = offset[row : row + 1] if len(offset) > 1 else offset
+        for begin in range(0, length, max_tokens):
+            chunk = {name: values[row : row + 1, begin : begin + max_tokens] for name, values in tokens.items()}
+            if history:
+                chunk[CONTEXT] = ids[row : row + 1, begin : begin + history]
+            yield chunk | {"offset": start + begin}
+
+
+def _part_size(whole: int, most: int) -> int:
+    """Return the size of equal parts of `whole`: as few parts as possible, of at most `most` each."""
+    return -(-whole // -(-whole // most))
+
+
+class PositionRows:
+    """Computes the vectors that a model adds for its positions, on the CPU.
+
+    Args:
+        session: runs the graph of `build_position_graph`.
+        manifest: of the model.
+
+    """
+
+    def __init__(self, session: Session, manifest: Manifest) -> None:
+        self._session = session
+        self._real_id = int(manifest.padding_id == 0)
+        """An id other than padding, which has no position."""
+        self.width: int = self._compute(0, 1).shape[1]
+        """P."""
+
+    def compute(self, first: int, count: int) -> Float32:
+        """Return the rows of the positions `first` to `first + count - 1`, float32 (count, P), of validated numbers.
+
+        They are computed in chunks, because onnxruntime keeps the memory of its largest run.
+        """
+        rows, most = np.empty((count, self.width), np.float32), max(1, CHUNK_VALUES // self.width)
+        for begin in range(0, count, most):
+            end = min(begin + most, count)
+            rows[begin:end] = self._compute(first + begin, end - begin)
+        return rows
+
+    def _compute(self, first: int, count: int) -> Float32:
+        feeds = {tensor.name: np.zeros((1, count), np.int64) for tensor in self._session.inputs}
+        feeds["input_ids"][:] = self._real_id
+        if "attention_mask" in feeds:
+            feeds["attention_mask"][:] = 1
+        feeds["offset"] = np.array([first])
+        (rows,) = self._session.run(feeds).values()
+        return rows.reshape(count, -1)
+
+
+def open_position_rows(folder: Path, manifest: Manifest) -> PositionRows | None:
+    """Open the position rows of the artifact in `folder`; None if its graph adds no positions to the token rows.
+
+    The additions of a custom module have no known meaning: None, too.
+
+    Raises:
+        ArtifactError: onnxruntime cannot load the graph.
+
+    """
+    content = None if manifest.front_end is None else build_position_graph(folder, manifest)
+    if content is None:
+        return None
+    return PositionRows(Session(folder, CPU, 1, manifest.plain, content=content), manifest)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,8 @@ from typing import Literal, TypeVar
 from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.core.auth import NOBODY, Principal
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
-from preblock.service.core.threads import start_thread
-from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.version_state import UNLOADED
+from preblock.service.core.tasks import start_thread
+from preblock.service.runtime.repository import UNLOADED, Repository
 from preblock.service.runtime.worker_states import (
     FIRST_STATE,
     AppliedState,

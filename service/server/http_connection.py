@@ -13,9 +13,9 @@ from typing import Any, Protocol, cast
 
 import httptools
 
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings
+from preblock.service.core.tasks import run_eagerly
 from preblock.service.observability.context import RequestContext, find_request_id
-from preblock.service.server.coroutines import run_eagerly
 from preblock.service.server.descriptor_reserve import WaitingConnection
 from preblock.service.server.incoming_request import HEAD_TOO_LONG, LINE_BYTES, MAX_HEAD_BYTES, IncomingRequest, Refusal
 from preblock.service.server.lingering_close import LingeringClose
@@ -587,7 +587,7 @@ class HttpConnection(WaitingConnection):
 
     def resume_reading(self) -> None:
         """Resume reading, unless requests are queued or none can follow."""
-        if not self._queue and not self._reader.ended:
+        if self._scheduler.paused and not self._queue and not self._reader.ended:
             self._scheduler.resume()
 
     def _send_refusal(self, refusal: Refusal) -> None:

@@ -8,8 +8,8 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from preblock.service.api.http.request import Route
-from preblock.service.api.http.response import Headers, lines_of
-from preblock.service.observability.context import PER_REQUEST_HEADERS, Target
+from preblock.service.api.http.response import lines_of
+from preblock.service.observability.context import PER_REQUEST_HEADERS, Headers, Target
 
 MAX_VALUE_CHARS = 80
 MAX_HEAD_BYTES = 2**16  # of URL and headers, and of the trailers of a chunked body
@@ -59,7 +59,7 @@ class TensorCall:
         target: for the context of the request.
         caller: context variables with the authenticated caller; None if its check failed.
         key: of its prepared request in the cache.
-        key_changes: version of the API keys, from `Dispatcher.changes`.
+        key_changes: number of changes of the API keys so far; after another one, callers need a new check.
         request_id: from the headers, if the client sent one.
         client: address and port of the client, as reported by a trusted proxy.
         scheme: of the URL, as reported by a trusted proxy.

@@ -16,8 +16,7 @@ from preblock.service.api.http import errors
 from preblock.service.api.http.dispatcher import LIVE_PATHS, Dispatcher, Services
 from preblock.service.api.http.origins import AllowedHosts
 from preblock.service.core.errors import Invalid, Unavailable
-from preblock.service.core.settings import Settings
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings, Settings
 from preblock.service.server.uvicorn_bridge import Config, Server
 
 LOG = logging.getLogger(__name__)

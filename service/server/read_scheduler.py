@@ -7,7 +7,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
-from preblock.service.core.body_memory import LARGE_BODY_BYTES
+from preblock.service.core.large_bodies import LARGE_BODY_BYTES
 
 CHUNK_BYTES = 2**14
 """A chunk holds at most thousands of requests or frames."""

@@ -24,7 +24,7 @@ from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.settings import Settings
 from preblock.service.core.tls import load_certificates, reloading_context
 from preblock.service.engine.engine import Engine
-from preblock.service.observability import metric_files
+from preblock.service.observability import process_metrics
 from preblock.service.observability.logs import configuration
 from preblock.service.runtime.model import ServedModel
 from preblock.service.runtime.model_control import loading_hint
@@ -114,7 +114,7 @@ def _serve_with_workers(settings: Settings, bound: Bound, announce: Callable[[Mo
         counters.mkdir()
         control.mkdir()
         write_desired(control, desired)
-        os.environ[metric_files.FOLDER] = str(counters)  # prometheus_client reads it when imported
+        os.environ[process_metrics.FOLDER] = str(counters)  # prometheus_client reads it when imported
         supervisor = Supervisor(
             settings,
             partial(serve_as_worker, bound.socket, counters, control),
@@ -168,7 +168,7 @@ def _create_worker_app(
 ) -> Dispatcher:
     """Create the application of a worker. After an error the worker exits, and the parent logs the reason."""
     try:
-        metric_files.reserve(counters)
+        process_metrics.reserve(counters)
         return create_app(settings, create_engine(settings, control), allowed_hosts(settings, listener))
     except (PreblockError, OSError) as error:
         parent.report_failure(str(error))

@@ -17,8 +17,7 @@ from threading import Thread
 from types import FrameType
 
 from preblock.service.core.errors import Invalid, PreblockError
-from preblock.service.core.settings import Settings
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings, Settings
 from preblock.service.server.outage import OutageServer
 from preblock.service.server.uvicorn_bridge import STARTUP_FAILURE
 

@@ -17,15 +17,15 @@ from fastapi.responses import Response
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.request import RawRequest
-from preblock.service.api.http.response import ChunkedResponse, Headers, KnownHttpRequest, lines_of
+from preblock.service.api.http.response import ChunkedResponse, KnownHttpRequest, lines_of
 from preblock.service.api.http.tracing import end_span, set_route, set_status, start_span
 from preblock.service.api.prepared import PreparedRequests
 from preblock.service.codecs.chunks import MIN_WRITE_BYTES, Buffer
 from preblock.service.core.errors import PreblockError
-from preblock.service.core.write_turns import WriteTurns
+from preblock.service.core.large_bodies import WriteTurns
+from preblock.service.core.tasks import run_eagerly
 from preblock.service.engine.fast_path import FastRun
-from preblock.service.observability.context import CURRENT_REQUEST, RequestContext, find_request_id
-from preblock.service.server.coroutines import run_eagerly
+from preblock.service.observability.context import CURRENT_REQUEST, Headers, RequestContext, find_request_id
 from preblock.service.server.incoming_request import MAX_IDLE_HEAD_BYTES, STATUS_LINES, IncomingRequest, TensorCall
 from preblock.service.server.uvicorn_bridge import Client, Shared
 
@@ -157,7 +157,7 @@ class TensorRequests:
             # A route without a model takes texts, which vary in length.
             left_out = (CREDENTIAL,) if route.name else (CREDENTIAL, LENGTH)
             key = (request.url, *(header for header in request.headers if header[0] not in left_out))
-            key_changes = dispatcher.changes()
+            key_changes = dispatcher.access.changes
             caller = dispatcher.caller_context(request.headers, client)
         prepared = dispatcher.prepared if route.name and caller is not None else None
         if (prepared is None or key not in prepared) and not self._may_answer(request):
@@ -216,7 +216,7 @@ class TensorRequests:
         """
         dispatcher = self._shared.dispatcher
         prepared = dispatcher.prepared
-        if prepared is None or call.caller is None or dispatcher.changes() != call.key_changes:
+        if prepared is None or call.caller is None or dispatcher.access.changes != call.key_changes:
             return False
         # The copy keeps the request out of the variables of an idle connection.
         return call.caller.copy().run(self._responder.answer_prepared, prepared, call, body, context)

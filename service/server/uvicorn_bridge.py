@@ -32,13 +32,12 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState as ServerState
 
 from preblock.service.api.http.dispatcher import Dispatcher, Services
-from preblock.service.core.settings import Settings
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings, Settings
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.server.descriptor_reserve import DescriptorReserve
 from preblock.service.server.incoming_request import IncomingRequest
 from preblock.service.server.read_scheduler import ReadTurns
-from preblock.service.server.tls_handshake import TlsHandshake
+from preblock.service.server.tls import TlsHandshake
 
 ERROR_LOG, ACCESS_LOG = logging.getLogger("uvicorn.error"), logging.getLogger("uvicorn.access")
 

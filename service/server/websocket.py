@@ -15,10 +15,9 @@ from starlette.types import Message, Receive, Scope, Send
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from preblock.service.api.http.routes.decode import STEP_CONNECTION, TOO_BIG
-from preblock.service.api.http.streaming.session import DecodeSession
+from preblock.service.api.http.streaming import DecodeSession
 from preblock.service.api.streams import StreamLifetime
-from preblock.service.core.body_memory import LARGE_BODY_BYTES
-from preblock.service.core.incoming_memory import IncomingBody, IncomingMemory
+from preblock.service.core.large_bodies import LARGE_BODY_BYTES, IncomingBody, IncomingMemory
 from preblock.service.engine.fast_path import FastRun
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.server.incoming_request import Refusal

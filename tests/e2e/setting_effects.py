@@ -211,7 +211,7 @@ def a_line_with_ids(server: Served) -> bool:
 
 
 def says_more(server: Served) -> bool:
-    return "INFO preblock.service.core.settings_reload: settings reloaded: log_level = debug" in server.said()
+    return "INFO preblock.service.core.settings: settings reloaded: log_level = debug" in server.said()
 
 
 SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {

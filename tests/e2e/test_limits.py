@@ -18,7 +18,7 @@ from websockets.sync.client import connect as connect_socket
 
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import RateLimited, Unavailable
-from preblock.service.core.limits import Limits
+from preblock.service.engine.admission import Limits
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 from tests.service.core.test_auth import ENTRY

@@ -37,12 +37,11 @@ from preblock.models.steps import (
     Tokens,
     Weights,
 )
+from preblock.service.artifacts.graphs import count_parameters
 from preblock.service.artifacts.io import write
 from preblock.service.artifacts.manifest import Manifest, Source
 from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, NGRAM_ROWS_GRAPH
-from preblock.service.artifacts.ngram_check import check_ngram_tables
-from preblock.service.artifacts.onnx_check import check_graphs
-from preblock.service.artifacts.parameters import count_parameters
+from preblock.service.artifacts.onnx_check import check_graphs, check_ngram_tables
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.runtime.providers import CPU
 from tests.clients.client_matrix import check_standard

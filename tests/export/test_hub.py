@@ -22,8 +22,7 @@ from preblock.service.artifacts.names import DATA, GRAPH
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
-from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.version_state import changed_in_place, fingerprint
+from preblock.service.runtime.repository import Repository, changed_in_place, fingerprint
 from tests.support import commands
 from tests.support.artifacts import copy_artifact
 

@@ -22,8 +22,7 @@ from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend_data import FrontEndData
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.errors import Invalid
-from preblock.service.core.row_parts import RowPart
-from preblock.service.core.types import PartsRequest, TextRequest
+from preblock.service.core.types import PartsRequest, RowPart, TextRequest
 from preblock.service.runtime.model import TokenModel
 from tests.families.stems import save
 from tests.support import commands

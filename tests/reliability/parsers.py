@@ -112,8 +112,7 @@ def _read_v2(body: bytes, manifest: Manifests) -> object:
 
 def _read_call(message: bytes, manifest: Manifest) -> object:
     # In a process of its own: tritonclient registers messages of the same names.
-    from preblock.service.codecs.v2.protobuf import read_infer
-    from preblock.service.codecs.v2.request_message import read_request
+    from preblock.service.codecs.v2.protobuf import read_infer, read_request
 
     return read_infer(read_request(message), manifest)
 

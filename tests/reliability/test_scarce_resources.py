@@ -15,7 +15,7 @@ import httpx
 import pytest
 import trustme
 
-from preblock.service.observability.metric_files import RESERVED_BYTES
+from preblock.service.observability.process_metrics import RESERVED_BYTES
 from tests.reliability.load import answers, descriptors, load, ready, wait_for
 from tests.reliability.wires import connection, request, still_right
 from tests.support.artifacts import copy_artifact

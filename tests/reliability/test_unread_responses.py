@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from preblock.service.core.body_memory import MAX_LARGEST_BODIES
+from preblock.service.core.large_bodies import MAX_LARGEST_BODIES
 from tests.reliability.wires import UPGRADE, frame
 from tests.support.connections import http_request
 from tests.support.servers import Server, serve

@@ -9,16 +9,14 @@ import pytest
 from preblock.service.app import VERSION, create_app, create_engine
 from preblock.service.artifacts.names import MANIFEST
 from preblock.service.core.errors import ArtifactError, ProviderError
-from preblock.service.core.settings import Settings
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings, Settings
 from preblock.service.core.tasks import RESTART_SECONDS
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import CPU, cuda_unavailable_reason
-from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.version_state import VersionState
+from preblock.service.runtime.repository import Repository, VersionState
 from preblock.service.server.run import configure
 from tests.support.log_lines import logged_errors
 from tests.support.servers import live_server

@@ -5,10 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.settings import Settings
-from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.core.types import RowsRequest
+from preblock.service.core.settings import LiveSettings, Settings
+from preblock.service.core.types import EmbedResult, RowsRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics

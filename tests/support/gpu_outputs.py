@@ -14,17 +14,15 @@ from preblock.service.api.shared_memory import write_shared
 from preblock.service.codecs.v2.parameters import read_options
 from preblock.service.codecs.v2.requests import InferMessage
 from preblock.service.core.errors import PreblockError
-from preblock.service.core.results import ChunkedTensor
-from preblock.service.core.shared_region import OpenRange, Region
-from preblock.service.core.types import TokenRequest, TokenRows
+from preblock.service.core.types import ChunkedTensor, TokenRequest, TokenRows
 from preblock.service.engine.chunking import GPU_CHUNKS, max_gpu_tokens
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.planning import max_batched_values
-from preblock.service.runtime.chunks import CHUNK_VALUES
 from preblock.service.runtime.cuda_memory import open_memory
-from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.model import CHUNK_VALUES, TokenModel
 from preblock.service.runtime.providers import ProviderChoice
 from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.shared_memory import OpenRange, Region
 from tests.support.engines import ask_engine, open_engine
 from tests.support.gpu_memory import StandInMemory
 

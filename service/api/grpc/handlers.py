@@ -14,7 +14,7 @@ from preblock.service.api.grpc.errors import SERVICE, context_of, fail
 from preblock.service.api.grpc.message_reader import MessageReader, receive_message
 from preblock.service.api.grpc.prepared import MESSAGE_COPIES
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
-from preblock.service.codecs.v2.request_message import read as parse
+from preblock.service.codecs.v2.protobuf import read as parse
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, Malformed, PreblockError, Unavailable
 from preblock.service.engine.engine import Engine
 

@@ -11,9 +11,9 @@ from time import perf_counter, process_time
 
 import grpc
 
-from preblock.service.core.body_memory import LARGE_BODY_BYTES
 from preblock.service.core.errors import Unavailable
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.large_bodies import LARGE_BODY_BYTES
+from preblock.service.core.settings import LiveSettings
 
 MAX_TURN_SECONDS = 0.1
 MAX_STREAM_TURN_SECONDS = 0.02

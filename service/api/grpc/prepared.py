@@ -8,8 +8,7 @@ import numpy as np
 
 from preblock.service.api.prepared import KnownRequest, Layout, PreparedRequests, prepare_ids
 from preblock.service.codecs.chunks import Part
-from preblock.service.codecs.v2.protobuf import compute_message
-from preblock.service.codecs.v2.request_message import RequestMessage, read_request
+from preblock.service.codecs.v2.protobuf import RequestMessage, compute_message, read_request
 from preblock.service.core.errors import Malformed
 from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine

@@ -1,21 +1,26 @@
-"""The server of the Open Inference Protocol over gRPC, with the standard services for health and reflection."""
+"""Server reflection under the names of both its versions.
+
+grpcio-reflection has `v1alpha` only. Newer clients ask for `v1` first; its messages are the same ones (gRPC,
+"Server Reflection Protocol").
+"""
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from preblock.service.api.grpc.errors import SERVICE
 from preblock.service.api.grpc.handlers import CallHandlers
 from preblock.service.api.grpc.interceptor import CallInterceptor
-from preblock.service.api.grpc.reflection import enable_reflection
 from preblock.service.api.grpc.servicer import InferenceService
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
+from preblock.service.codecs.v2.protobuf import register_renamed
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.settings import Settings
 from preblock.service.core.tasks import start_task
@@ -23,6 +28,23 @@ from preblock.service.core.tls import load_certificates
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.context import Begin
+
+V1_SERVICE = reflection.SERVICE_NAME.replace("v1alpha", "v1")
+
+
+def _enable_reflection(server: grpc.aio.Server, services: Iterable[str]) -> None:
+    """Make `server` describe `services` and the reflection services themselves."""
+    register_renamed(reflection_pb2.DESCRIPTOR, "v1alpha", "v1")
+    names = (*services, reflection.SERVICE_NAME, V1_SERVICE)
+    reflection.enable_server_reflection(names, server)
+    handler = grpc.stream_stream_rpc_method_handler(
+        reflection.aio.ReflectionServicer(names).ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    handlers = {"ServerReflectionInfo": handler}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(V1_SERVICE, handlers),))
+
 
 HEALTH_INTERVAL_SECONDS = 1.0
 MAX_OPTION = 2**31 - 1
@@ -111,7 +133,7 @@ async def running(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     statuses = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
-    enable_reflection(server, (SERVICE, health.SERVICE_NAME))
+    _enable_reflection(server, (SERVICE, health.SERVICE_NAME))
     _listen(server, settings)
     await _set_health(statuses, engine)
     reporting = start_task(partial(_report_health, statuses, engine))

@@ -13,18 +13,17 @@ from preblock.service.api.streams import StreamEnd, StreamLifetime
 from preblock.service.codecs.chunks import body_chunks
 from preblock.service.codecs.v2 import metadata, protobuf
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
-from preblock.service.codecs.v2.request_message import RequestMessage, read_request
+from preblock.service.codecs.v2.parameters import REGION, read_cost, region_document
+from preblock.service.codecs.v2.protobuf import RequestMessage, read_request
 from preblock.service.codecs.v2.requests import InferMessage
-from preblock.service.codecs.v2.shared_memory import REGION, read_cost, region_document
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError, Unavailable
-from preblock.service.core.results import Result
-from preblock.service.core.shared_region import SharedFile
-from preblock.service.core.types import EmbedOptions, TokenRequest
+from preblock.service.core.types import EmbedOptions, Result, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences, SequenceStore
 from preblock.service.runtime.cuda_memory import DeviceMemory
 from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.shared_memory import SharedFile
 
 LOG = logging.getLogger(__name__)
 
@@ -216,14 +215,15 @@ class InferenceService:
             read = partial(protobuf.read_infer, parsed, model.manifest, most, shared.read)
             infer = await schedule(cost, read, text=as_json)
             request, options = infer.request, infer.options
-            ranges = shared.open_outputs(options.regions)
+            ranges = shared.open_outputs(options.regions) if options.regions else {}
             if isinstance(request, EmbedOptions) and options.sequence is None:
                 if options.all_shared:
                     request.chunks = "sent"
                 elif request.dtype == "float32":  # a narrower dtype would run twice
                     request.chunks = "buffered"
             async with store.answer(model, request, record) as answer:
-                await write_shared(answer, infer, ranges)
+                if ranges:
+                    await write_shared(answer, infer, ranges)
                 parts = write_answer(answer, infer)
                 if answer.arrays:
                     response = await schedule(answer.size, lambda: protobuf.join_message(parts))

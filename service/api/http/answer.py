@@ -3,15 +3,15 @@
 from functools import lru_cache
 
 from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS
-from preblock.service.api.http.response import ChunkedResponse, Headers
+from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.codecs.arrays import npy_header
 from preblock.service.codecs.chunks import Part, as_bytes
-from preblock.service.codecs.native_json import MAX_HEADER_ROWS
-from preblock.service.codecs.native_json_response import build_document, write_json_parts
+from preblock.service.codecs.native_json import MAX_HEADER_ROWS, build_document, write_json_parts
 from preblock.service.codecs.output_uses import use_of
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.safetensors import write_result
-from preblock.service.core.results import EmbedResult, Result
+from preblock.service.core.types import EmbedResult, Result
+from preblock.service.observability.context import Headers
 
 TYPES = (JSON, BYTES, NPY, SAFETENSORS)
 NOT_IN_NPY = ("bfloat16", "float8_e4m3fn")

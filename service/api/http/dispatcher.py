@@ -15,20 +15,17 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from preblock.service.api.http import errors
-from preblock.service.api.http.methods import answer_head
 from preblock.service.api.http.origins import AllowedHosts, check_origin
 from preblock.service.api.http.request import Handler, RawRequest, Route
-from preblock.service.api.http.response import Headers, KnownHttpRequest
+from preblock.service.api.http.response import KnownHttpRequest
 from preblock.service.api.http.tracing import set_route, set_status, trace_request
 from preblock.service.api.prepared import PreparedRequests
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.auth import EVERYBODY, Authenticator
-from preblock.service.core.body_memory import ResponseMemory
 from preblock.service.core.errors import Misdirected, PreblockError
-from preblock.service.core.incoming_memory import IncomingMemory
-from preblock.service.core.settings import split_list
-from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.observability.context import CURRENT_REQUEST, Begin, RequestContext
+from preblock.service.core.large_bodies import IncomingMemory, ResponseMemory
+from preblock.service.core.settings import LiveSettings, split_list
+from preblock.service.observability.context import CURRENT_REQUEST, Begin, Headers, RequestContext
 
 LOG = logging.getLogger(__name__)
 
@@ -118,7 +115,7 @@ class Dispatcher:
         self.count_bytes = count_bytes
         self.trace = trace
         self.hosts = hosts or AllowedHosts()
-        self._access = access
+        self.access = access
         self._expects_lifespan = True
         self.prepared = prepared
         self.services = services
@@ -213,10 +210,6 @@ class Dispatcher:
             return None
         return context
 
-    def changes(self) -> int:
-        """Return a number that grows with every change of the API keys. Callers need a new check after a change."""
-        return self._access.changes
-
     def _route_of(self, address: bytes) -> Route | None:
         """Return the tensor route of a POST to the target of a request line; None for any other path."""
         if not address.startswith(b"/") or b"%" in address or b"#" in address or not address.isascii():
@@ -245,10 +238,22 @@ class Dispatcher:
 
     def _identify(self, headers: Headers, client: tuple[str, int] | None) -> None:
         """Set the caller from its API key, or from its address without keys. Raise Unauthenticated for a bad key."""
-        if self._access.needs_key:
-            self._access.authenticate(_header(headers, b"authorization"))
+        if self.access.needs_key:
+            self.access.authenticate(_header(headers, b"authorization"))
         else:
-            self._access.identify(client[0] if client else "")
+            self.access.identify(client[0] if client else "")
+
+
+async def answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer HEAD as `app` answers GET, without the body (RFC 9110, section 9.3.2). No route declares it."""
+
+    async def send_without_body(message: Message) -> None:
+        await send(message if message["type"] != "http.response.body" else {**message, "body": b""})
+
+    get = {**scope, "method": "GET"}
+    await app(get, receive, send_without_body)
+    if "route" in get:
+        scope["route"] = get["route"]  # for the span of the request
 
 
 class _MeteredChannel:

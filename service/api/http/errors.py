@@ -12,7 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Mount
 from starlette.types import Receive, Scope, Send
 
-from preblock.service.api.http.methods import complete_methods
 from preblock.service.codecs import tei
 from preblock.service.codecs.openai import error_body, error_document
 from preblock.service.core import errors
@@ -34,6 +33,7 @@ STATUS: dict[type[errors.PreblockError], int] = {
     errors.ArtifactError: 500,
     errors.ProviderError: 500,
 }
+METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 MEDIA_TYPE = "application/problem+json"
 OPEN_INFERENCE = "/v2"
 """Path prefix of the Open Inference Protocol. Its errors are `{"error": "…"}`."""
@@ -107,6 +107,14 @@ def install(app: FastAPI) -> None:
         raise HTTPException(HTTPStatus.NOT_FOUND)  # by default a WebSocket gets status 403
 
     app.router.default = not_found
+
+
+def complete_methods(declared: Iterable[str]) -> str:
+    """Return the header `Allow` of a path with the `declared` methods: HEAD beside GET, and OPTIONS on every path."""
+    listed = {*declared, "OPTIONS"}
+    if "GET" in listed:
+        listed.add("HEAD")
+    return ", ".join(method for method in METHODS if method in listed)
 
 
 def _methods_of(scope: Scope, routes: Iterable[BaseRoute]) -> list[str]:

@@ -11,8 +11,8 @@ from ipaddress import IPv6Address, ip_address
 
 from starlette.types import Scope
 
-from preblock.service.api.http.response import Headers
 from preblock.service.core.errors import Forbidden, Misdirected
+from preblock.service.observability.context import Headers
 
 ANY = "*"
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:]+))(?::\d*)?")

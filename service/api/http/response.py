@@ -1,21 +1,31 @@
-"""Responses in parts, sent packet by packet at the pace of the client, without a copy of the complete body."""
+"""Responses in parts, sent packet by packet at the pace of the client, without a copy of the complete body.
+
+Content encodings follow RFC 9110, section 12.5.3.
+"""
 
 import asyncio
+import zlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from preblock.service.api.http.negotiation import read_qualities
+from preblock.service.api.http.request import WINDOW_BITS, RawRequest
 from preblock.service.api.prepared import Content, KnownRequest, Prepared
-from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, MAX_JOINED, Buffer, Part, body_chunks, body_size
-from preblock.service.core.write_turns import WriteTurns
+from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, MAX_JOINED, Buffer, Part, body_chunks, body_size, join
+from preblock.service.core.large_bodies import WriteTurns
+from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastRun
-from preblock.service.observability.context import Headers as Headers
+from preblock.service.observability.context import Headers
 
 LENGTH = b"content-length"
+MIN_COMPRESSED_BYTES = 1024
+"""A smaller response is sent without compression."""
 
 
 def lines_of(values: Headers) -> bytes:
@@ -144,3 +154,42 @@ class KnownHttpRequest(KnownRequest):
             self.size, length = size, b"%d" % size
             self.lines = lines_of([(name, length if name == LENGTH else value) for name, value in self.headers])
         return self.lines, content
+
+
+@lru_cache  # clients repeat their headers
+def choose_encoding(accept: str, text: bool) -> str | None:
+    """Return the content encoding for a response to `Accept-Encoding: {accept}`; None for no compression.
+
+    HTTP libraries accept encodings by default. Numbers as `text` shrink by half, so any accepted encoding is used. Raw
+    bytes and base64 shrink by a tenth, and compression multiplies their response time. So the header must then name
+    exactly one encoding.
+    """
+    try:
+        qualities = read_qualities(accept)
+    except ValueError:
+        return None
+    if not text and len(qualities) != 1:
+        return None
+    best = max((*WINDOW_BITS, "identity"), key=lambda encoding: qualities.get(encoding, 0.0))
+    return best if best in WINDOW_BITS and qualities.get(best, 0.0) > 0 else None
+
+
+async def write_body(response: ChunkedResponse, request: RawRequest, engine: Engine, text: bool) -> ChunkedResponse:
+    """Return `response`, compressed if `request` accepts it. `text` states whether it holds numbers as text.
+
+    A large response counts as a concurrent request of `engine` until it is sent.
+    """
+    parts, size = response.parts, response.size
+    accept = request.list_header(b"accept-encoding")
+    encoding = choose_encoding(accept, text) if accept else None
+    if encoding is not None and (size is None or size >= MIN_COMPRESSED_BYTES):
+        compressor = zlib.compressobj(zlib.Z_BEST_SPEED, wbits=WINDOW_BITS[encoding])
+        response.compress(encoding, compressor)
+        if size is not None and size <= MAX_CHUNK_BYTES:
+
+            def compress() -> bytes:
+                return compressor.compress(join(parts)) + compressor.flush()
+
+            response.set_content(await engine.scheduler.run(size, compress, text=True))
+    response.sending, response.turns = engine.limits.extend, engine.limits.turns
+    return response

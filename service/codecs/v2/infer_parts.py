@@ -14,8 +14,7 @@ from preblock.service.codecs.parts import check_vectors, read_parts, refuse_besi
 from preblock.service.codecs.v2.metadata import PARTS, VECTORS
 from preblock.service.codecs.v2.parameters import InferOptions
 from preblock.service.core.errors import Invalid, Malformed, TooLarge, read_items
-from preblock.service.core.row_parts import RowPart, VectorPlaceholder
-from preblock.service.core.types import PartsRequest
+from preblock.service.core.types import PartsRequest, RowPart, VectorPlaceholder
 
 Rows = tuple[tuple[RowPart, ...], ...]
 ROW = "a list of parts in JSON, with each name of an object once"

@@ -12,7 +12,7 @@ from preblock.service.artifacts.manifest import Manifest, StemManifest, Tensor
 from preblock.service.artifacts.names import BIAS_GRAPH, CONTEXT, GRAPH, TOKENIZER
 from preblock.service.codecs.fields import read_flag
 from preblock.service.core.errors import Invalid
-from preblock.service.observability.statistics import Duration, InferenceStatistics
+from preblock.service.observability.metrics import Duration, InferenceStatistics
 from preblock.service.observability.totals import INFER, INPUT, OUTPUT, QUEUE
 
 PLATFORM = "onnx_onnxv1"

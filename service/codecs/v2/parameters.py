@@ -1,21 +1,33 @@
-"""Parameters of the Open Inference Protocol, the same over HTTP and gRPC."""
+"""Parameters of the Open Inference Protocol, the same over HTTP and gRPC, and those of tensors in shared memory.
 
-from collections.abc import Collection, Mapping, Sequence
+Source: Triton, "System shared memory extension" and "CUDA shared memory extension".
+"""
+
+import binascii
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import pybase64
 
 from preblock.service.artifacts.names import STORED
 from preblock.service.codecs.fields import format_value, read_choice, read_flag
 from preblock.service.codecs.token_rows import read_integer
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, default_outputs, describe_outputs
-from preblock.service.codecs.v2.shared_memory import SHARED_MEMORY, read_range
 from preblock.service.core import types
-from preblock.service.core.errors import Invalid
-from preblock.service.core.shared_region import RegionRange
+from preblock.service.core.errors import Forbidden, Invalid
 from preblock.service.core.types import Int64, SequenceRef
+from preblock.service.runtime.cuda_memory import DeviceMemory
+from preblock.service.runtime.session import INLINE_MAX_VALUES
+from preblock.service.runtime.shared_memory import Region, RegionRange, SharedFile
 
+REGION, OFFSET, SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
+SHARED_MEMORY = (REGION, OFFSET, SIZE)
+"""Parameters of an input or of a requested output."""
+
+ReadShared = Callable[[Sequence[RegionRange]], Sequence[bytes]]
+"""Returns copies of the bytes of ranges."""
 TEXT_OUTPUTS = ("input_ids", "spans")
 """Outputs of a request with text."""
 ROW_OUTPUTS = ("lengths", "next_offset", "next_context", "position_delta", "truncated", *TEXT_OUTPUTS)
@@ -40,6 +52,66 @@ RESERVED = frozenset((*REQUEST_PARAMETERS, *INPUT_PARAMETERS, *OUTPUT_PARAMETERS
 RESERVED_PREFIX = "triton_"
 DTYPES = {DATATYPES[dtype]: dtype for dtype in types.DTYPES} | {dtype: dtype for dtype in (*types.DTYPES, STORED)}
 """Output dtypes by their names in this protocol and in the other protocols."""
+
+
+def read_cost(size: int, shared: bool) -> int:
+    """Return the cost of reading a message of `size` bytes; its inputs in shared memory may be much larger."""
+    return max(size, INLINE_MAX_VALUES + 1) if shared else size
+
+
+def refuse_shared(_: Sequence[RegionRange]) -> Sequence[bytes]:
+    """Raise Forbidden: this reader has no regions."""
+    raise Forbidden("shared memory", "a tensor in shared memory", "tensors in the request")
+
+
+def read_range(where: str, parameters: Mapping[str, Any]) -> RegionRange | None:
+    """Return the range in `parameters`; None without one.
+
+    Raises:
+        Invalid: a parameter is missing, or has a wrong type or value.
+
+    """
+    given = [name for name in SHARED_MEMORY if name in parameters]
+    if not given:
+        return None
+    region = parameters.get(REGION)
+    if not isinstance(region, str) or not region:
+        got = "nothing" if region is None else format_value(region)
+        raise Invalid(f"{where}.{REGION}", got, "the name of a registered region")
+    size = _read_count(f"{where}.{SIZE}", parameters.get(SIZE), 1)
+    return RegionRange(where, region, _read_count(f"{where}.{OFFSET}", parameters.get(OFFSET, 0), 0), size)
+
+
+def _read_count(field: str, value: Any, least: int) -> int:
+    if type(value) is not int or value < least:
+        raise Invalid(field, "nothing" if value is None else format_value(value), f"an integer, {least} or more")
+    return value
+
+
+def range_parameters(item: RegionRange, size: int) -> dict[str, str | int]:
+    """Return the parameters of a response output of `size` bytes in a range."""
+    offset = {OFFSET: item.offset} if item.offset else {}
+    return {REGION: item.region, **offset, SIZE: size}
+
+
+def region_document(region: Region) -> dict[str, str | int]:
+    """Return the status of a region."""
+    memory = region.memory
+    if isinstance(memory, SharedFile):
+        return {"name": region.name, "key": memory.key, "offset": region.offset, "byte_size": region.size}
+    assert isinstance(memory, DeviceMemory)
+    return {"name": region.name, "device_id": memory.device_id, "byte_size": region.size}
+
+
+def read_handle(value: Any) -> bytes:
+    """Return the bytes of a CUDA IPC handle, {"b64": text}; raise Invalid for anything else."""
+    text = value.get("b64") if isinstance(value, dict) and value.keys() == {"b64"} else None
+    if not isinstance(text, str):
+        raise Invalid("raw_handle", "nothing" if value is None else value, 'an object {"b64": text in base64}')
+    try:
+        return pybase64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Invalid("raw_handle.b64", text, "base64 with padding") from error
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,13 @@ from preblock.service.codecs.v2.parameters import (
     ROW_OUTPUTS,
     TEXT_OUTPUTS,
     InferOptions,
+    ReadShared,
     find_ignored,
     read_options,
+    read_range,
+    refuse_shared,
 )
-from preblock.service.codecs.v2.shared_memory import ReadShared, read_range, refuse_shared
 from preblock.service.core.errors import Invalid, Malformed, read_items
-from preblock.service.core.shared_region import RegionRange
 from preblock.service.core.types import (
     AnyRequest,
     Int64,
@@ -58,6 +59,7 @@ from preblock.service.core.types import (
     TokenRequest,
     TokenRows,
 )
+from preblock.service.runtime.shared_memory import RegionRange
 
 FIELDS = ("id", "parameters", "inputs", "outputs", "model_name")
 """Fields of a request; some clients repeat the model name of the path."""

@@ -10,14 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.codecs.chunks import Part, as_bytes
-from preblock.service.codecs.native_json_response import write_json, write_json_parts, write_numbers
+from preblock.service.codecs.native_json import write_json, write_json_parts, write_numbers
 from preblock.service.codecs.v2.metadata import DATATYPES
-from preblock.service.codecs.v2.parameters import ROW_OUTPUTS
+from preblock.service.codecs.v2.parameters import ROW_OUTPUTS, range_parameters
 from preblock.service.codecs.v2.requests import InferMessage
-from preblock.service.codecs.v2.shared_memory import range_parameters
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import ChunkedTensor, EmbedResult, Result, Tensor
-from preblock.service.core.types import Int64
+from preblock.service.core.types import ChunkedTensor, EmbedResult, Int64, Result, Tensor
 
 IGNORED = "ignored_parameters"
 """Response parameter: the names of the ignored request parameters, separated by commas."""

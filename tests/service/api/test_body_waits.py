@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from preblock.service.app import create_app, create_engine
-from preblock.service.core.body_memory import LARGE_BODY_BYTES, MAX_LARGEST_BODIES
+from preblock.service.core.large_bodies import LARGE_BODY_BYTES, MAX_LARGEST_BODIES
 from preblock.service.core.settings import Settings
 from preblock.service.engine.engine import Engine
 from preblock.service.server.run import configure

@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
-from preblock.service.core.settings import Settings
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings, Settings
 from preblock.service.observability.metrics import Metrics
 
 

@@ -21,8 +21,7 @@ from preblock.service.codecs.chunks import (
     join,
     raw_bytes,
 )
-from preblock.service.core.results import ChunkedTensor
-from preblock.service.core.types import DTYPES
+from preblock.service.core.types import DTYPES, ChunkedTensor
 
 RANDOM = np.random.default_rng(0).bytes(5 * CHUNK_BYTES + 7)
 

@@ -28,7 +28,7 @@ from preblock.service.core.decode_ops import (
     StepOp,
 )
 from preblock.service.core.errors import Invalid, Malformed, PreblockError
-from preblock.service.core.results import EmbedResult
+from preblock.service.core.types import EmbedResult
 
 INDICES = ("token_type_ids", "word")
 

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from preblock.service.codecs.native_json import read_embed, read_json, read_query
-from preblock.service.codecs.native_json_response import build_document, write_json
+from preblock.service.codecs.native_json import build_document, read_embed, read_json, read_query, write_json
 from preblock.service.core.errors import Invalid, Malformed
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import TokenRequest
+from preblock.service.core.types import EmbedResult, TokenRequest
 
 
 def answer(embeddings: NDArray[Any], dtype: str = "float32", lengths: tuple[int, ...] = (2,)) -> EmbedResult:

@@ -16,8 +16,7 @@ from preblock.service.artifacts.manifest import Consumer, TokenEmbeddings
 from preblock.service.codecs.chunks import Base64Chunks, LazyBytes, join
 from preblock.service.codecs.prompt_embeds import check_prompt_embeds, torch_file, write_prompt_embeds
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import ChunkedTensor
-from preblock.service.core.types import TextRequest
+from preblock.service.core.types import ChunkedTensor, TextRequest
 from tests.support.late import torch
 from tests.support.manifests import tiny_manifest
 

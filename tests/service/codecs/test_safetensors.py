@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from preblock.service.codecs.chunks import join
 from preblock.service.codecs.safetensors import MAX_HEADER_BYTES, read_safetensors, write_result, write_safetensors
 from preblock.service.core.errors import Malformed
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import TokenRows
+from preblock.service.core.types import EmbedResult, TokenRows
 from tests.support.late import safetensors_torch, torch
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")

@@ -16,8 +16,7 @@ import trustme
 
 from preblock.service.core.auth import Authenticator, new_key
 from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS, poll
-from preblock.service.core.settings import Settings
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings, Settings
 from preblock.service.core.tls import CertificateFiles
 
 

@@ -1,9 +1,12 @@
-"""Rows and requests. Oracle: plain Python lists."""
+"""Rows, requests and given vectors. Oracles: plain Python lists, and a search token by token."""
 
 import ml_dtypes
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
-from preblock.service.core.types import DTYPES, TokenRows
+import tests.support.profiles  # noqa: F401
+from preblock.service.core.types import DTYPES, GivenVectors, TokenRows
 
 RAGGED = TokenRows(np.array([5, 6, 7, 8, 9, 10]), np.array([3, 1, 2]))
 
@@ -38,3 +41,17 @@ def test_place_names_row_and_column() -> None:
 
 def test_dtypes_equal_numpy_and_ml_dtypes() -> None:
     assert {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16} == DTYPES
+
+
+NUMBERS = st.sets(st.integers(0, 30), max_size=20).map(sorted)
+
+
+@given(st.sets(st.integers(0, 30), min_size=1).map(sorted), NUMBERS)
+def test_kept_vectors_are_numbered_by_their_tokens(tokens: list[int], kept: list[int]) -> None:
+    values = np.array(tokens, np.float32)[:, None]
+    found = GivenVectors(np.array(tokens), values).kept(np.array(kept, np.int64))
+    expected = [(place, token) for place, token in enumerate(kept) if token in tokens]
+    if found is None:
+        assert not expected
+    else:
+        assert [*zip(found.tokens.tolist(), found.values[:, 0].tolist(), strict=True)] == expected

@@ -12,11 +12,10 @@ import pytest
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import Int64, RowsRequest, TokenRequest
-from preblock.service.engine.casting import cast
+from preblock.service.core.types import EmbedResult, Int64, RowsRequest, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.planning import plan
+from preblock.service.engine.vectors import cast
 from preblock.service.observability.totals import INFER
 from tests.support.artifacts import copy_artifact
 from tests.support.engines import ask_engine, open_engine

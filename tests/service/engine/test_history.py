@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import ChunkedTensor, EmbedResult
-from preblock.service.core.types import Chunks, TokenRequest, TokenRows
+from preblock.service.core.types import ChunkedTensor, Chunks, EmbedResult, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import fast_path_of
 from tests.support.artifacts import copy_artifact

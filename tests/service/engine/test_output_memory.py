@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from preblock.service.core.errors import Invalid, Unavailable
-from preblock.service.core.results import ChunkedTensor
-from preblock.service.core.shared_region import OpenRange, Region, RegionRange, SharedFile
-from preblock.service.core.types import TokenRequest, TokenRows
+from preblock.service.core.types import ChunkedTensor, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.fused_embedding import BUILT, guard_mapped_files
+from preblock.service.runtime.shared_memory import OpenRange, Region, RegionRange, SharedFile
 from tests.support.artifacts import copy_artifact
 from tests.support.engines import ask_engine, open_engine
 

@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import TokenRequest, TokenRows
+from preblock.service.core.types import EmbedResult, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from tests.support.artifacts import copy_artifact, draw_tables
 from tests.support.engines import ask_engine, open_engine

@@ -14,7 +14,7 @@ from preblock.service.api.http import errors
 from preblock.service.api.http.routes import embed
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Unavailable
-from preblock.service.core.results import EmbedResult
+from preblock.service.core.types import EmbedResult
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 from tests.support.engines import ask_engine, live_settings, open_engine

@@ -9,7 +9,7 @@ import pytest
 
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Invalid, TooLarge
-from preblock.service.core.settings_reload import RequestLimits
+from preblock.service.core.settings import RequestLimits
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.validation import check
 from tests.support.manifests import tiny_manifest

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from preblock.service.observability.log_writer import DROPPED_LINES, LogWriter
+from preblock.service.observability.logs import DROPPED_LINES, LogWriter
 
 LINES = 5000
 SECONDS = 60

@@ -7,8 +7,7 @@ import time
 import pytest
 
 from preblock.service.core.errors import Invalid, NotFound
-from preblock.service.core.limits import Limits
-from preblock.service.engine.admission import Admission
+from preblock.service.engine.admission import Admission, Limits
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext, RequestRecord
 from preblock.service.observability.instruments import BUCKETS_SECONDS, MAX_BATCH_LABEL
 from preblock.service.observability.logs import AccessLog

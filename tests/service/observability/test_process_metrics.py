@@ -1,4 +1,4 @@
-"""Metrics of processes and of the build, and OpenMetrics. Oracles: prometheus-client's parsers, and proc(5)."""
+"""Metrics of processes and the build, their files, and OpenMetrics. Oracles: prometheus-client, and proc(5)."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from preblock.service.observability.process_metrics import read_usage, version_of
+from preblock.service.observability.process_metrics import read_usage, remove_dead_gauges, version_of
 from tests.support.processes import fork_servers, status_bytes, workers
 from tests.support.scrapes import samples_of
 from tests.support.servers import Server, serve
@@ -90,3 +90,16 @@ def test_usage_of_ended_process_is_none() -> None:
 def test_version_of_returns_first_installed_package() -> None:
     assert version_of("a-package-that-is-not-installed", "numpy") == version("numpy")
     assert version_of("a-package-that-is-not-installed") == ""
+
+
+def test_gauges_of_dead_workers_are_removed_but_not_counters(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for pid in (ended.pid, os.getpid()):
+        for kind in ("gauge_livesum", "counter"):
+            (tmp_path / f"{kind}_{pid}.db").touch()
+    remove_dead_gauges(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *(f"counter_{pid}.db" for pid in (ended.pid, os.getpid())),
+        f"gauge_livesum_{os.getpid()}.db",
+    }

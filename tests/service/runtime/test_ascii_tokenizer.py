@@ -11,7 +11,7 @@ from tokenizers.normalizers import BertNormalizer, Lowercase
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from preblock.service.runtime.ascii_tokenizer import (
+from preblock.service.runtime.tokenizer import (
     MAX_WORD_CHARACTERS,
     MAX_WORDS,
     AsciiTokenizer,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.fused_embedding import BUILT
-from preblock.service.runtime.stored_rows import Gather, KernelGather, NumpyGather, StoredRows
+from preblock.service.runtime.ngram_rows import Gather, KernelGather, NumpyGather, StoredRows
 from preblock.service.runtime.table_memory import MIN_BUDGET_BYTES, TableMemory, read_file_pages
 
 if BUILT:
@@ -159,7 +159,7 @@ BUDGETED = """
 import sys
 from pathlib import Path
 import numpy as np
-from preblock.service.runtime.stored_rows import StoredRows
+from preblock.service.runtime.ngram_rows import StoredRows
 from preblock.service.runtime.table_memory import MIN_BUDGET_BYTES, TableMemory, read_file_pages
 memory = TableMemory(int(sys.argv[2]) or None)
 before = read_file_pages()

@@ -17,8 +17,7 @@ from preblock.service.api.prepared import Content, PreparedRequests
 from preblock.service.app import create_app
 from preblock.service.codecs.chunks import Buffer
 from preblock.service.core.errors import Unavailable
-from preblock.service.core.settings import Settings
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.settings import LiveSettings, Settings
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastRun
 from preblock.service.engine.scheduler import BatchFunction, MicroBatch, Scheduler

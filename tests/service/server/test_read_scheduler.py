@@ -2,7 +2,7 @@
 
 import asyncio
 
-from preblock.service.core.body_memory import LARGE_BODY_BYTES
+from preblock.service.core.large_bodies import LARGE_BODY_BYTES
 from preblock.service.server.read_scheduler import CHUNK_BYTES, ReadScheduler, ReadTurns
 
 CHUNKS = 64

@@ -6,9 +6,9 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from preblock.service.api.http.answer import TYPES, respond, writable_types
-from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import JSON, answer_type, body_type
-from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.request import RawRequest, read_body
+from preblock.service.api.http.response import write_body
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import native_api as schemas
 from preblock.service.codecs.native_json import read_bias, read_json

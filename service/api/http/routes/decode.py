@@ -10,13 +10,16 @@ import orjson
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from fastapi.responses import Response
 
-from preblock.service.api.http.body import read_body
 from preblock.service.api.http.negotiation import EVENTS, JSON, NDJSON, answer_type, body_type
-from preblock.service.api.http.request import RawRequest, single_values
+from preblock.service.api.http.request import RawRequest, read_body, single_values
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import native_api as schemas
-from preblock.service.api.http.streaming.response import CLOSE_TIMEOUT_SECONDS, answer_events, answer_lines
-from preblock.service.api.http.streaming.session import DecodeSession
+from preblock.service.api.http.streaming import (
+    CLOSE_TIMEOUT_SECONDS,
+    DecodeSession,
+    answer_events,
+    answer_lines,
+)
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs import decode_frames, decode_json
 from preblock.service.codecs.native_json import read_query

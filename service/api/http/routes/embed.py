@@ -10,16 +10,15 @@ from fastapi.responses import Response
 from numpy.typing import NDArray
 
 from preblock.service.api.http.answer import TYPES, respond, writable_types
-from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS, answer_type, body_type
-from preblock.service.api.http.request import Handler, RawRequest, merge_fields, single_values
-from preblock.service.api.http.response import ChunkedResponse, KnownHttpRequest
+from preblock.service.api.http.request import Handler, RawRequest, merge_fields, read_body, single_values
+from preblock.service.api.http.response import ChunkedResponse, KnownHttpRequest, write_body
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import native_api as schemas
 from preblock.service.api.prepared import Layout, find_json_ids, prepare_ids
 from preblock.service.codecs import native_json
 from preblock.service.codecs.arrays import read_npy, read_raw
-from preblock.service.codecs.native_json_response import check_finite
+from preblock.service.codecs.native_json import check_finite
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
 from preblock.service.codecs.safetensors import read_safetensors
 from preblock.service.core.auth import caller

@@ -5,10 +5,9 @@ from functools import partial
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from preblock.service.api.http.body import choose_encoding, read_body, write_body
 from preblock.service.api.http.negotiation import JSON, body_type
-from preblock.service.api.http.request import Handler, RawRequest
-from preblock.service.api.http.response import ChunkedResponse, KnownHttpRequest
+from preblock.service.api.http.request import Handler, RawRequest, read_body
+from preblock.service.api.http.response import ChunkedResponse, KnownHttpRequest, choose_encoding, write_body
 from preblock.service.api.http.schemas import openai as schemas
 from preblock.service.api.prepared import prepare_texts
 from preblock.service.codecs import openai

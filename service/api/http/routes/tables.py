@@ -5,11 +5,11 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from preblock.service.api.http.answer import TYPES, respond
-from preblock.service.api.http.body import write_body
 from preblock.service.api.http.negotiation import JSON, answer_type
 from preblock.service.api.http.request import RawRequest, single_values
+from preblock.service.api.http.response import write_body
 from preblock.service.api.http.routes.model_routes import add_model_routes
-from preblock.service.api.http.schemas import tables as schemas
+from preblock.service.api.http.schemas import native_api as schemas
 from preblock.service.codecs.table_queries import read_neighbour_query, read_position_query
 from preblock.service.core.auth import caller
 from preblock.service.engine.engine import Engine

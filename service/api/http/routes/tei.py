@@ -11,10 +11,9 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import JSON, body_type
-from preblock.service.api.http.request import RawRequest
-from preblock.service.api.http.response import ChunkedResponse
+from preblock.service.api.http.request import RawRequest, read_body
+from preblock.service.api.http.response import ChunkedResponse, write_body
 from preblock.service.api.http.schemas import tei as schemas
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs import tei
@@ -23,8 +22,7 @@ from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.openai import split_identifier
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import Invalid, NotFound, shorten
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import TextRequest, TokenRequest
+from preblock.service.core.types import EmbedResult, TextRequest, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.observability.context import RequestRecord
 from preblock.service.runtime.model import TokenModel

@@ -5,36 +5,42 @@ from functools import partial
 from typing import Any
 
 import fastapi
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import BYTES, JSON, body_type
-from preblock.service.api.http.request import Handler, RawRequest
-from preblock.service.api.http.response import ChunkedResponse, KnownHttpRequest
+from preblock.service.api.http.request import Handler, RawRequest, read_body
+from preblock.service.api.http.response import ChunkedResponse, KnownHttpRequest, write_body
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import v2 as schemas
+from preblock.service.api.http.schemas.common import OpenAPI
 from preblock.service.api.prepared import Layout, prepare_ids
-from preblock.service.api.shared_memory import list_extensions, write_shared
+from preblock.service.api.shared_memory import list_extensions, register_device, register_file, write_shared
 from preblock.service.codecs.fields import drop_nulls, refuse_unknown
-from preblock.service.codecs.native_json import read_json
-from preblock.service.codecs.native_json_response import TEXT_COPIES
+from preblock.service.codecs.native_json import TEXT_COPIES, read_json
+from preblock.service.codecs.token_rows import read_integer
 from preblock.service.codecs.v2 import metadata
+from preblock.service.codecs.v2.parameters import REGION, read_cost, read_handle, region_document
 from preblock.service.codecs.v2.requests import HEADER_LENGTH, find_tensor_offsets, read_infer
 from preblock.service.codecs.v2.responses import check_finite, write_infer
-from preblock.service.codecs.v2.shared_memory import REGION, read_cost
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import AnyRequest, EmbedOptions, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import SequenceStore
+from preblock.service.runtime.cuda_memory import DeviceMemory
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.session import INLINE_MAX_VALUES
+from preblock.service.runtime.shared_memory import Memory, SharedFile
 
 HEADER = HEADER_LENGTH.lower().encode()
 PARTS_NAME = f'"{metadata.PARTS}"'.encode()
 MAX_OPTIONS_BYTES = 2**16
 """Maximum size of a body with options; it is parsed in the event loop."""
+MAX_REGION_BYTES = 2**12
+REGION_FIELDS = ("key", "offset", "byte_size")
+CUDA_REGION_FIELDS = ("raw_handle", "device_id", "byte_size")
+SYSTEM, CUDA = "/systemsharedmemory", "/cudasharedmemory"
 
 
 def handler(engine: Engine, sequences: SequenceStore) -> Handler:
@@ -52,13 +58,14 @@ def handler(engine: Engine, sequences: SequenceStore) -> Handler:
             if isinstance(model, TokenModel):
                 most = engine.limits.max_parsed_values(len(model.manifest.indices))
             read = partial(read_infer, body, header_length, model.manifest, most, engine.shared_memory.read)
-            cost = read_cost(len(body), engine.shared_memory.allowed and REGION.encode() in body)
+            shares_memory = engine.settings.current.max_shared_memory_bytes is not None
+            cost = read_cost(len(body), shares_memory and REGION.encode() in body)
             # The input parts holds JSON in a binary body too.
             as_json = header_length is None or body.find(PARTS_NAME, 0, INLINE_MAX_VALUES) >= 0
             message = await engine.scheduler.run(cost, read, text=as_json)
             inputs = message.request
             options = message.options
-            ranges = engine.shared_memory.open_outputs(options.regions)
+            ranges = engine.shared_memory.open_outputs(options.regions) if options.regions else {}
             if isinstance(inputs, EmbedOptions):
                 texts = [output for output in options.outputs if not options.binary[output]]
                 # A mixed response is buffered, because its header states the length of the JSON part.
@@ -69,7 +76,8 @@ def handler(engine: Engine, sequences: SequenceStore) -> Handler:
                 if mixed:
                     record.copies = TEXT_COPIES
             async with sequences.answer(model, inputs, record) as answer:
-                await write_shared(answer, message, ranges)
+                if ranges:
+                    await write_shared(answer, message, ranges)
                 as_text = not all(message.binary.values())
                 write = partial(write_infer, answer, message)
                 parts, json_length = await engine.scheduler.run(answer.size, write, as_text)
@@ -145,6 +153,7 @@ def router(engine: Engine, infer: Handler, version: str) -> APIRouter:
     add_model_routes(routes, "GET", "/stats", statistics, schemas.ModelStatisticsList, responses=refusals)
     add_model_routes(routes, "POST", "/infer", infer, **schemas.INFER)
     _add_repository_routes(routes, engine)
+    _add_shared_memory_routes(routes, engine)
     return routes
 
 
@@ -203,3 +212,59 @@ def _add_repository_routes(routes: APIRouter, engine: Engine) -> None:
         """Unload every version of a model after its last request. Requires the setting `model_control`."""
         metadata.check_change("unload", drop_nulls(await read_option(request, "parameters", {}, "an object")))
         await engine.control.unload(name, caller())
+
+
+def _add_shared_memory_routes(routes: APIRouter, engine: Engine) -> None:
+    """Add Triton's extensions of system and CUDA shared memory: register, list and unregister regions."""
+
+    async def read_fields(request: Request, fields: tuple[str, ...]) -> dict[str, Any]:
+        document = read_json(await read_body(RawRequest.of(request), engine, None, MAX_REGION_BYTES))
+        refuse_unknown(document, fields)
+        return document
+
+    @routes.post(f"{SYSTEM}/region/{{region}}/register", name="register_shared_memory", **schemas.REGISTER)
+    async def register(request: Request, region: str) -> None:
+        """Register a region of POSIX shared memory. Requires the setting `max_shared_memory_bytes`."""
+        document = await read_fields(request, REGION_FIELDS)
+        key = document.get("key")
+        if not isinstance(key, str):
+            raise Invalid("key", "nothing" if key is None else key, "the name of POSIX shared memory")
+        offset, size = (read_integer(field, document.get(field, 0)) for field in REGION_FIELDS[1:])
+        register_file(engine, region, key, offset, size)
+
+    @routes.post(f"{CUDA}/region/{{region}}/register", name="register_cuda_shared_memory", **schemas.REGISTER_CUDA)
+    async def register_cuda(request: Request, region: str) -> None:
+        """Register a region in memory of a GPU. Requires the setting `max_shared_memory_bytes`."""
+        document = await read_fields(request, CUDA_REGION_FIELDS)
+        device_id, size = (read_integer(field, document.get(field, 0)) for field in CUDA_REGION_FIELDS[1:])
+        await register_device(engine, region, read_handle(document.get("raw_handle")), device_id, size)
+
+    _add_region_routes(routes, engine, SYSTEM, SharedFile, "shared_memory", schemas.STATUS)
+    _add_region_routes(routes, engine, CUDA, DeviceMemory, "cuda_memory", schemas.STATUS_CUDA)
+
+
+def _add_region_routes(
+    routes: APIRouter, engine: Engine, path: str, kind: type[Memory], name: str, answer: OpenAPI
+) -> None:
+    """Add the routes that list and unregister the regions in memory of a kind; `name` is part of their names."""
+    shared = engine.shared_memory
+
+    @routes.get(f"{path}/status", name=f"{name}_status", **answer)
+    async def status_of_all() -> list[dict[str, Any]]:
+        """Return every region of the caller."""
+        return [region_document(region) for region in shared.status(kind)]
+
+    @routes.get(f"{path}/region/{{region}}/status", name=f"{name}_region_status", **answer)
+    async def status(region: str) -> list[dict[str, Any]]:
+        """Return one region of the caller."""
+        return [region_document(found) for found in shared.status(kind, region)]
+
+    @routes.post(f"{path}/unregister", name=f"unregister_{name}", **schemas.UNREGISTER)
+    async def unregister_all() -> None:
+        """Unregister every region of the caller."""
+        shared.unregister(kind)
+
+    @routes.post(f"{path}/region/{{region}}/unregister", name=f"unregister_{name}_region", **schemas.UNREGISTER)
+    async def unregister(region: str) -> None:
+        """Unregister one region of the caller. An unknown name changes nothing, as in Triton."""
+        shared.unregister(kind, region)

@@ -16,11 +16,10 @@ from preblock.service.api.http.schemas.native_api import (
     DecodeRequest,
     EmbedAnswer,
     EmbedRequest,
+    PositionsAnswer,
     Problem,
 )
 from preblock.service.api.http.schemas.openai import EmbeddingsAnswer, EmbeddingsRequest, OpenAIError
-from preblock.service.api.http.schemas.shared_memory import RegisterCudaRequest, RegisterRequest
-from preblock.service.api.http.schemas.tables import PositionsAnswer
 from preblock.service.api.http.schemas.tei import (
     SentenceError,
     SentenceRequest,
@@ -28,7 +27,13 @@ from preblock.service.api.http.schemas.tei import (
     TokenizeRequest,
     TokenVectorsRequest,
 )
-from preblock.service.api.http.schemas.v2 import InferAnswer, InferRequest, OpenInferenceError
+from preblock.service.api.http.schemas.v2 import (
+    InferAnswer,
+    InferRequest,
+    OpenInferenceError,
+    RegisterCudaRequest,
+    RegisterRequest,
+)
 
 NAMED: dict[JsonSchemaMode, tuple[type[BaseModel], ...]] = {
     "validation": (

@@ -13,10 +13,9 @@ import uvloop
 from tritonclient.grpc import service_pb2
 
 from preblock.service.api.grpc.message_reader import MAX_CONNECTIONS, MessageReader
-from preblock.service.core.body_memory import LARGE_BODY_BYTES
 from preblock.service.core.errors import Unavailable
-from preblock.service.core.settings import Settings
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.large_bodies import LARGE_BODY_BYTES
+from preblock.service.core.settings import LiveSettings, Settings
 from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub
 from tests.support.servers import Server
 

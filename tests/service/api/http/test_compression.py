@@ -10,13 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
-from preblock.service.api.http.body import (
-    MAX_INPUT_BYTES,
-    MAX_OUTPUT_BYTES,
-    MIN_COMPRESSED_BYTES,
-    choose_encoding,
-    expand,
-)
+from preblock.service.api.http.request import MAX_INPUT_BYTES, MAX_OUTPUT_BYTES, expand
+from preblock.service.api.http.response import MIN_COMPRESSED_BYTES, choose_encoding
 from preblock.service.core.errors import Malformed, TooLarge
 from tests.support.processes import status_bytes
 from tests.support.servers import Server, serve

@@ -10,7 +10,7 @@ SCRIPT = """
 import random
 from google.protobuf.message import DecodeError
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
-from preblock.service.codecs.v2.request_message import MAX_SPLIT_FIELDS, MIN_SPLIT_BYTES, read_request
+from preblock.service.codecs.v2.protobuf import MAX_SPLIT_FIELDS, MIN_SPLIT_BYTES, read_request
 from preblock.service.core.errors import Malformed
 
 def parse(message):

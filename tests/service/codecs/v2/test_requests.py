@@ -12,8 +12,7 @@ from preblock.service.codecs.v2.parameters import read_options
 from preblock.service.codecs.v2.requests import InferMessage, find_tensor_offsets, read_infer
 from preblock.service.codecs.v2.responses import write_infer
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import SequenceRef, TokenRequest
+from preblock.service.core.types import EmbedResult, SequenceRef, TokenRequest
 from tests.support.manifests import tiny_manifest
 
 

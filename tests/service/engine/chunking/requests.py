@@ -7,8 +7,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import TokenRequest, TokenRows
+from preblock.service.core.types import EmbedResult, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from tests.support.engines import ask_engine
 

@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import ChunkedTensor
-from preblock.service.core.types import TokenRequest
+from preblock.service.core.types import ChunkedTensor, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from preblock.service.core.results import ChunkedTensor
-from preblock.service.core.types import TokenRequest, TokenRows
+from preblock.service.core.types import ChunkedTensor, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import fast_path_of
 from preblock.service.runtime.session import INLINE_MAX_VALUES

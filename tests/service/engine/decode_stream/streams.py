@@ -7,8 +7,7 @@ import numpy as np
 
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.decode_ops import DecodeMessage, DecodeOptions, Operation, StepOp
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import TokenRows
+from preblock.service.core.types import EmbedResult, TokenRows
 from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
 from preblock.service.observability.context import RequestRecord

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from preblock.service.api.http.streaming.session import DecodeSession
-from preblock.service.core.body_memory import LARGE_BODY_BYTES, MAX_LARGEST_BODIES
+from preblock.service.api.http.streaming import DecodeSession
+from preblock.service.core.large_bodies import LARGE_BODY_BYTES, MAX_LARGEST_BODIES
 from tests.support.decode_protocols import FRAME
 from tests.support.engines import open_engine
 

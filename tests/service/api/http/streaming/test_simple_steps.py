@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preblock.service.api.http.streaming.session import DecodeSession
+from preblock.service.api.http.streaming import DecodeSession
 from preblock.service.artifacts.manifest import Manifest, NgramTable, TableScales
 from preblock.service.artifacts.names import DATA
 from preblock.service.core.types import TENSOR_DTYPES

@@ -1,6 +1,6 @@
-"""Pooling: one vector for each row.
+"""Vectors after a run: pooled, normalized, and cast to the output type.
 
-Letters: B batch, T tokens of all rows, D width.
+Letters: B batch, T tokens of all rows, D output width.
 """
 
 from collections.abc import Iterable
@@ -10,16 +10,44 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import Manifest
-from preblock.service.artifacts.names import EMBEDDINGS
-from preblock.service.core.types import Int64, TokenRequest, TokenRows
-from preblock.service.engine.casting import cast
+from preblock.service.artifacts.names import EMBEDDINGS, NGRAM_OUTPUTS, STORED
+from preblock.service.core.errors import Invalid
+from preblock.service.core.types import DTYPES, TENSOR_DTYPES, Int64, TokenRequest, TokenRows
 from preblock.service.observability.context import RequestRecord
-from preblock.service.runtime.lookup_table import LookupTable
+from preblock.service.runtime.means import LookupTable, RowMeans
 from preblock.service.runtime.model import TokenModel
-from preblock.service.runtime.row_means import RowMeans
 from preblock.service.runtime.runner import Float32
 
 POOLINGS = ("none", "mean", "first", "last")
+
+
+def cast(vectors: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
+    """Return `vectors` in the output type `dtype`, float32 ones rounded to nearest, ties to even.
+
+    Raises:
+        Invalid: a finite value is too large for the type.
+
+    """
+    if vectors.dtype == TENSOR_DTYPES[dtype]:
+        return vectors
+    with np.errstate(over="ignore"):
+        narrow = vectors.astype(TENSOR_DTYPES[dtype])
+    if not np.isfinite(narrow).all() and np.isfinite(vectors).all():
+        raise Invalid("dtype", dtype, f"float32, since a value of {float(np.abs(vectors).max()):g} does not fit")
+    return narrow
+
+
+def check_dtype(dtype: str, outputs: Iterable[str], manifest: Manifest) -> None:
+    """Raise Invalid if the type of a response is unknown, or if an output has no stored form."""
+    if not has_dtype(dtype, outputs, manifest):
+        without = [output for output in outputs if output not in NGRAM_OUTPUTS]
+        reason = f", since {without[0]} has no stored form" if without and dtype == STORED else ""
+        raise Invalid("dtype", dtype, ", ".join(DTYPES) + reason)
+
+
+def has_dtype(dtype: str, outputs: Iterable[str], manifest: Manifest) -> bool:
+    """Return whether a response with `outputs` may have the type."""
+    return dtype in DTYPES or (dtype == STORED and bool(manifest.ngram_tables) and set(outputs) <= set(NGRAM_OUTPUTS))
 
 
 def pool(vectors: Float32, rows: TokenRows, real: Int64 | None, pooling: str) -> Float32:

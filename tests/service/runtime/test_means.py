@@ -1,7 +1,7 @@
-"""Means of the rows of a table. Oracles: a loop in float64, and the vectors of onnxruntime."""
+"""Means of rows, in chunks and of a table. Oracles: a loop in float64, and the vectors of onnxruntime."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -9,21 +9,88 @@ from numpy.typing import NDArray
 
 from preblock.service.core.types import TokenRows
 from preblock.service.runtime.fused_embedding import BUILT
+from preblock.service.runtime.means import KernelMeans, LookupTable, Means, NumpyMeans, RowMeans
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.row_means import RowMeans
 from tests.support.artifacts import make_repository
 
 if BUILT:
-    from preblock.service.runtime._kernels import average_rows
-    from preblock.service.runtime.lookup_table import LookupTable
+    from preblock.service.runtime._kernels import add_to_means, average_rows
 
+built = pytest.mark.skipif(not BUILT, reason="_row_means.c was not built")
 LOOKUPS = ["alibi-7x256x9000", "llama-300x64"]
 """Stored artifacts with rows of one table as `embeddings`. A table of t5 is too small for a data file."""
-pytestmark = pytest.mark.skipif(not BUILT, reason="_row_means.c was not built")
+KINDS = [NumpyMeans, *([KernelMeans] if BUILT else [])]
+LENGTHS = np.array([3, 1, 1, 300, 2, 64])
 
 
+def expected_means(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    means = []
+    for part in np.split(vectors, np.cumsum(LENGTHS)[:-1]):
+        total = np.zeros(part.shape[1])
+        for vector in part:
+            total = total + vector
+        means.append((total / len(part)).astype(np.float32))
+    return np.stack(means)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [1, 2, 33])
+@pytest.mark.parametrize("size", [1, 7, 371])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_means_of_chunks_equal_loop_in_float64(
+    kind: type[Means], width: int, size: int, order: Literal["C", "F"]
+) -> None:
+    random = np.random.default_rng([width, size])
+    scale = 10.0 ** random.integers(-6, 6, (int(LENGTHS.sum()), width))
+    vectors = (random.standard_normal(scale.shape) * scale).astype(np.float32)
+    vectors[3] = -0.0  # the only vector of its row
+    # The sum of the row of 300 is nothing but rounding errors, so it shows the order of the additions.
+    vectors[155:305] = -random.permutation(vectors[5:155])
+    found = kind(LENGTHS, width)
+    for begin in range(0, len(vectors), size):
+        found.add(np.array(vectors[begin : begin + size], order=order))
+    assert found.means.tobytes() == expected_means(vectors).tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mean_of_float64_sum_beyond_float32_is_finite(kind: type[Means]) -> None:
+    largest = np.finfo(np.float32).max
+    found = kind(np.array([2]), 2)
+    found.add(np.full((2, 2), largest, np.float32))
+    assert (found.means == largest).all()
+
+
+@built
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"vectors": np.zeros((4, 2), np.float32)}, "vectors: got 4"),
+        ({"lengths": np.array([1, 0])}, "vectors: got 2"),
+        ({"place": np.array([2, 0])}, "vectors: got 2"),
+        ({"place": np.array([-1, 0])}, "vectors: got 2"),
+        ({"place": np.array([0, -1])}, "vectors: got 2"),
+        ({"place": np.zeros(3, np.int64)}, "width: got 2"),
+        ({"vectors": np.zeros(3, np.float32)}, "width: got 2"),
+        ({"means": np.zeros((3, 2), np.float32)}, "width: got 2"),
+        ({"total": np.zeros(0)}, "width: got 0"),
+        ({"lengths": np.zeros(17, np.uint8)[1:].view(np.int64)}, "width: got 2"),
+    ],
+)
+def test_wrong_sizes_are_rejected_by_kernel(changed: dict[str, NDArray[Any]], field: str) -> None:
+    arguments = {
+        "vectors": np.zeros((2, 2), np.float32),
+        "lengths": np.array([1, 2]),
+        "place": np.zeros(2, np.int64),
+        "total": np.zeros(2),
+        "means": np.zeros((2, 2), np.float32),
+    }
+    with pytest.raises(ValueError, match=f"^{field}, "):
+        add_to_means(*(arguments | changed).values())
+
+
+@built
 @pytest.mark.parametrize("width", [1, 5, 33, 256])
 @pytest.mark.parametrize("lengths", [[1], [3, 1, 1, 300, 2, 64], [5000]])
 def test_means_equal_loop_in_float64(width: int, lengths: list[int]) -> None:
@@ -48,10 +115,12 @@ def models(tmp_path: Path) -> dict[str, TokenModel]:
     return {name: repository.get(name) for name in names}
 
 
+@built
 def test_only_bare_lookups_have_a_table(models: dict[str, TokenModel]) -> None:
     assert [name for name, model in models.items() if model.lookup_table is not None] == LOOKUPS
 
 
+@built
 def test_means_of_table_equal_those_of_session(models: dict[str, TokenModel]) -> None:
     model = models[LOOKUPS[1]]
     assert model.lookup_table is not None
@@ -62,12 +131,14 @@ def test_means_of_table_equal_those_of_session(models: dict[str, TokenModel]) ->
     assert model.lookup_table.means(rows).tobytes() == means.means.tobytes()
 
 
+@built
 def test_id_without_a_row_is_rejected() -> None:
     for id_ in (-1, 4, 2**63 - 1, -(2**63)):
         with pytest.raises(IndexError, match=f"id: got {id_}, expected 0 to 3"):
             LookupTable(np.zeros((4, 2), np.float32)).means(TokenRows(np.array([0, 1, id_]), np.array([3])))
 
 
+@built
 def test_wrong_sizes_of_rows_are_rejected() -> None:
     arguments: dict[str, NDArray[Any]] = {
         "ids": np.zeros(3, np.int64),

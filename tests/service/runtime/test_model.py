@@ -8,8 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.names import EMBEDDINGS
-from preblock.service.runtime.chunks import split_feeds
-from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.model import TokenModel, split_feeds
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import SLOW_ON_CPU

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.service.core.types import TokenRows
-from preblock.service.engine.pooling import mean, pool
+from preblock.service.engine.vectors import mean, pool
 
 LENGTHS = np.array([3, 1, 700, 2, 64])
 

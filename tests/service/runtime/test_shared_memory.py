@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from preblock.service.core.errors import Unavailable
-from preblock.service.core.shared_region import OpenRange, Region, RegionRange, SharedFile
+from preblock.service.runtime.shared_memory import OpenRange, Region, RegionRange, SharedFile
 
 
 @pytest.fixture

@@ -1,1 +1,0 @@
-"""Decode sessions over WebSocket, NDJSON and server-sent events."""
