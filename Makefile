@@ -121,7 +121,7 @@ discover: $(VENV)/dev ## Discover the front-end of every model type of transform
 discover-fuzz: $(VENV)/dev ## Edit every key of every family's config, compare with transformers, and write docs/reference/parity-configs.md; resumes.
 	$(BIN)/python -m tests.families.config_fuzzing $(ARGS)
 
-reference: $(VENV)/dev ## Write docs/reference/settings.md and docs/reference/command-line.md.
+reference: $(VENV)/dev ## Write docs/dependencies.md, and settings, commands, metrics and consumers into docs/reference/.
 	$(BIN)/python -m tools.reference
 
 proto: $(VENV)/dev ## Generate the protocol buffer modules again.

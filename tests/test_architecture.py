@@ -150,7 +150,7 @@ def test_imported_packages_are_declared_in_extras() -> None:
 
 
 def test_every_dependency_has_a_reason() -> None:
-    page = (ROOT / "docs/reference/dependencies.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/dependencies.md").read_text(encoding="utf-8")
     reasons = dict(re.findall(r"^\| [^|]+ \| ([^|]+) \| (.+) \|$", page, re.MULTILINE))
     extras = (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
     assert {re.split("[<>=;]", requirement)[0] for requirements in extras for requirement in requirements} <= {*reasons}

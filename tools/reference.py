@@ -1,7 +1,7 @@
-"""Write the generated pages of the documents, docs/reference: `python -m tools.reference`.
+"""Write the generated pages of the documents: `python -m tools.reference`.
 
-Settings come from `Settings`, commands and metrics from their help. `make families`, `make discover` and
-`make discover-fuzz` write the other pages of the folder, because they take minutes to hours.
+Settings come from `Settings`, commands and metrics from their help, and dependencies from `pyproject.toml`.
+`make families`, `make discover` and `make discover-fuzz` write other pages of docs/reference, in minutes to hours.
 """
 
 import os
@@ -27,7 +27,7 @@ from preblock.service.runtime.collectors import ModelCollector
 from preblock.service.runtime.repository import Repository
 from tests.support.paths import ROOT
 
-FOLDER = ROOT / "docs/reference"
+FOLDER = ROOT / "docs"
 SETTINGS_HEAD = """# Settings
 
 Each setting is an option of `preblock serve`, an environment variable, and a key of a TOML file, by its name. Options
@@ -260,10 +260,10 @@ def write_dependencies() -> str:
 
 PAGES = {
     "dependencies.md": write_dependencies,
-    "settings.md": write_settings,
-    "command-line.md": write_commands,
-    "metrics.md": write_metrics,
-    "consumers.md": write_consumers,
+    "reference/settings.md": write_settings,
+    "reference/command-line.md": write_commands,
+    "reference/metrics.md": write_metrics,
+    "reference/consumers.md": write_consumers,
 }
 
 

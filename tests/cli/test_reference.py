@@ -1,4 +1,4 @@
-"""The generated pages of settings and commands."""
+"""The pages that `python -m tools.reference` writes."""
 
 import pytest
 
