@@ -66,7 +66,7 @@ class FrontEndConfig:
         padding_idx: id of padding, with a row outside training; None for none.
         refused_ids: unsupported ids: their vectors would depend on other tokens.
         lookup: number of steps before `inputs_embeds`: the model's own lookup; default 1.
-        consumer_scales: the caller of the model applies the embedding scale to `inputs_embeds`; None for unknown.
+        consumer_scales: the model applies the embedding scale to `inputs_embeds` itself; None for unknown.
         arithmetic: type to round to after every step, which is computed in float32; default float32, no further
             rounding. A library rounds so when it loads a checkpoint in a narrower type.
         dropout: probability after the last step, in training only; default 0.1.
