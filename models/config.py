@@ -75,9 +75,8 @@ class FrontEndConfig:
         no_rotary: the reason why a rotary model has no such outputs; default None.
         per_layer: inputs of all layers, as further outputs; default none.
         ngrams: n-gram embeddings of some layers, as a further output; default none.
-        streams: streams of vectors that block 0 takes. The model projects all others from the first, the front-end's.
-            Default 1.
-        copies: equal copies of each vector that block 0 takes, the streams of hyper-connections; default 1.
+        streams: vectors of a token that block 0 takes. The model projects the others from the front-end's. Default 1.
+        copies: equal copies of each vector that block 0 takes, for hyper-connections; default 1.
 
     Raises:
         ValueError: the fields do not describe a front-end; the message names the field.

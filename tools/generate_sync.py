@@ -12,7 +12,7 @@ FILES = ("client", "stream", "retry")
 REPLACEMENTS = {
     r"The asynchronous client\. .*\.": "The synchronous client, generated from `async_client.py`.",
     r"`sync_(\w+)\.py` is generated from this file\.": r"Generated from `async_\1.py`.",
-    r"; tasks and threads share it as they share an httpx client": "; threads may share it",
+    r"; tasks and threads may share it": "; threads may share it",
     r"Awaitable\[(\w+)\]": r"\1",
     r"import Awaitable, ": "import ",
     r"async with": "with",

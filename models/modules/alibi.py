@@ -16,14 +16,14 @@ class AlibiBias(nn.Module):
     The distance is query position less key position: the bias is 0 at the query's own position and falls towards
     the past. Keys after the query get positive numbers: a causal mask must remove them.
 
-    Published models measure the distance of every query from one key, the first or the last, in place of the query's
-    own. This adds a constant per head and query, so softmax gives the same weights:
+    Published models measure distances from one key, the first or the last, in place of the query's own position.
+    This adds a constant per head and query, so softmax gives the same weights:
 
-    - bloom: anchor "first", recipe "float32_powers". Its key positions are cumsum(mask) - 1, and 0 for padding: a
-      distance there counts real tokens alone.
+    - bloom: anchor "first", recipe "float32_powers". Its key positions are cumsum(mask) - 1, and 0 for padding, so
+      a distance counts real tokens alone.
     - mpt: anchor "last", recipe "float32_reciprocals".
-    - falcon: as bloom, in bfloat16, and, since it is added before the scores are divided by sqrt(width of a head),
-      with that divisor.
+    - falcon: as bloom, in bfloat16. It is added before the scores are divided by sqrt(width of a head), so `divisor` is
+      that number.
 
     Args:
         heads: H; any count.

@@ -139,7 +139,7 @@ class LearnedGridEncoding(nn.Module):
 class FactorisedGridEncoding(nn.Module):
     """One trained vector per row and one per column, added (Lee et al. 2023, Dehghani et al. 2023).
 
-    (H + W) * D parameters instead of H * W * D, and training a row and a column trains every cell they share.
+    It has (H + W) * D parameters instead of H * W * D. Training a row and a column trains every cell that they share.
 
     Args:
         d_model: width D of a vector.

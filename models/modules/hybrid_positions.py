@@ -13,7 +13,7 @@ from preblock.models.modules.sinusoids import Sinusoid
 
 
 class HybridPositionalEncoding(nn.Module):
-    """One trained vector per position up to M, the sinusoid of the position from M on; chosen token by token.
+    """One trained vector per position below M, and the sinusoid of the position from M on.
 
     The parts follow Gehring et al. 2017 and Vaswani et al. 2017. Trained values near normal(0, 0.02) meet
     sinusoids of amplitude 1 at M; `init="sinusoidal"` starts without that step.

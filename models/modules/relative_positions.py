@@ -116,7 +116,7 @@ class T5RelativeBias(nn.Module):
 
 
 class RelativeSinusoid(nn.Module):
-    """Sinusoids of the distances between Q queries and K keys, the last query being at the last key (Dai et al.
+    """Sinusoids of the distances between Q queries and K keys; the last query stands at the last key (Dai et al.
     2019, section 3.3; Yang et al. 2019).
 
     Row r belongs to the distance K - r (query position less key position): query i and key j share row Q - i + j. In

@@ -81,12 +81,12 @@ def rotate(query_or_key: Tensor, cos: Tensor, sin: Tensor, layout: Literal["half
     Args:
         query_or_key: (B, H, L, width of a head).
         cos: (1 or B, L, R), from `RotaryEmbedding`.
-        sin: the same.
+        sin: sines, in the same shape.
         layout: pairs of columns: "half" column j and j + R/2 (llama, gpt-neox), "interleaved" 2j and 2j + 1
             (gpt-j; Su et al. 2021, equation 34).
 
     Returns:
-        As `query_or_key`.
+        The turned vectors, in the shape of `query_or_key`.
 
     Raises:
         ValueError: the layout is not known, or R exceeds the width of a head.

@@ -25,7 +25,7 @@ class PatchConfig:
         width: D.
         channels: C of an image.
         image_size: native height and width of images, in pixels.
-        patch_size: height and width of a patch; a remainder of `image_size` is not seen.
+        patch_size: height and width of a patch; pixels of `image_size` beyond whole patches are ignored.
         bias: whether the convolution has a bias; default True.
         norm_eps: epsilon of a LayerNorm at the end; default None, no norm.
 

@@ -39,7 +39,7 @@ class AsyncDecodeStream:
     Every operation but `aclose` may raise these errors:
 
     - ServiceError: the service refused the message, or the stream while it opened. The message changed nothing, and an
-      open stream stays open. While the service is too busy, the message is repeated as a call is.
+      open stream stays open. While the service is too busy, the message is repeated like a call.
     - StreamClosed: no answer came; while the stream opens this is ConnectionFailed or TimedOut.
 
     Args:
@@ -85,7 +85,7 @@ class AsyncDecodeStream:
 
     @property
     def context(self) -> list[list[int]] | None:
-        """The ids before the next token of each row, to resume with; None if no output depends on them."""
+        """The ids before the next token of each row, to resume with; None for outputs without history."""
         return None if self._context is None else [list(row) for row in self._context]
 
     @property

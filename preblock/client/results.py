@@ -30,8 +30,8 @@ class Embeddings:
         lengths: int64 (B,), tokens of each row.
         next_offset: int64 (B,), the offset to continue each row with.
         use_as: use of the output, such as "input of block 0".
-        next_context: int64 (B, H), the ids before the next token of each row, to continue with; None if the output
-            depends on none.
+        next_context: int64 (B, H), the ids before the next token of each row, to continue with; None for outputs
+            without history.
         position_delta: int64 (B,), next position - `next_offset`; None without positions of three axes.
         truncated: int64 (B,), tokens cut of each row; None without `truncate`.
         input_ids: the ids of each row of text, with `return_tokens`.

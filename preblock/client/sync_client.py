@@ -83,7 +83,7 @@ class Client:
         dtype: TableDtype = "float32",
         special_tokens_in_text: InText | None = None,
     ) -> Embeddings:
-        """Return the vectors of token ids, or of rows made of parts: those that enter block 0, or another output.
+        """Return the vectors of token ids, or of rows made of parts: the input of block 0, or another output.
 
         Args:
             ids: rows of token ids: lists, an integer array (B, L), or tensors. Rows may differ in length; a flat list
@@ -219,13 +219,13 @@ class Client:
         return [self.model(name) for name in self._send(calls.list_names())]
 
     def model(self, name: str, version: int | None = None) -> Model:
-        """Return one model, by default in its highest version. An unknown one is a `RequestError`, kind "NotFound"."""
+        """Return one model, by default in its highest version. An unknown name is a `RequestError`, kind "NotFound"."""
         return self._send(calls.describe(name, version))
 
     def ready(self, model: str | None = None, version: int | None = None) -> bool:
-        """Return whether the service, or one of its models, answers requests. It is asked once, without retries.
+        """Return whether the service, or one of its models, answers requests. The call is not retried.
 
-        While the service starts it refuses connections, so no connection and no answer are False, too.
+        A starting service refuses connections, so a failed connection or a missing answer means False.
         """
         path = "/readyz" if model is None else model_path(model, version)
         try:
@@ -269,8 +269,7 @@ class Client:
             context: the last ids before each row, as for `embed`; `stream.context` of an earlier stream.
             rows: number of rows, if `offset` is one number; default 1. May be 0.
             output: name of the output of a step, as for `embed`.
-            companions: further outputs, such as "rotary_cos" and "rotary_sin", found in `stream.companions` after a
-                step.
+            companions: further outputs, such as "rotary_cos"; `stream.companions` has them after a step.
             dtype: "float32", "float16", "bfloat16" (with the package ml_dtypes), or "stored": the type of n-gram
                 tables.
             special_tokens_in_text: for the texts of parts, as for `text`.

@@ -69,7 +69,7 @@ class Settings(BaseModel):
         options: settings by name, such as the options of the command line.
 
     Attributes:
-        api_key: the SHA-256 of the given key in hexadecimal digits, hidden when it is printed.
+        api_key: SHA-256 of the API key in hexadecimal digits; printing hides it.
         origins: by setting, where its value comes from: `--port`, `PREBLOCK_PORT`, the file, or `default`.
 
     Raises:
