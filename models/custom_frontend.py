@@ -85,12 +85,15 @@ class CustomFrontEnd(nn.Module):
             vectors = torch.cat([self.module(ids.unsqueeze(0), past_length) for ids, past_length in rows])
         return vectors
 
-    def _call(self, cause: str, ids: list[list[int]] | Tensor, position: int = 0) -> Tensor:
-        """Return the vectors (B, L, D) of `ids` (B, L); raise ValueError, naming `cause`, if the module fails."""
-        ids = torch.as_tensor(ids)
+    def _call(self, cause: str, ids: list[list[int]] | Tensor, *positions: int) -> Tensor:
+        """Return the vectors (B, L, D) of `ids` (B, L); raise ValueError, naming `cause`, if the module fails.
+
+        `positions` are the offset of all rows, default 0, or one offset for each row.
+        """
+        ids, position = torch.as_tensor(ids), max(positions, default=0)
         try:
             with torch.inference_mode():
-                vectors: Tensor = self(ids, torch.tensor([position]))
+                vectors: Tensor = self(ids, torch.tensor(positions or (0,)))
         except Exception as error:  # a module may raise anything
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             if isinstance(error, TypeError) and not self._takes_number:
@@ -120,7 +123,15 @@ class CustomFrontEnd(nn.Module):
             torch.cat([self._call("module", [[token]], place) for token in column])
             for place, column in enumerate(ids.T.tolist())
         ]
-        _compare(rows, torch.cat(columns, 1))
+        alone = torch.cat(columns, 1)
+        _compare(rows, alone)
+        apart = self._call("module", ids.reshape(-1, 1), *range(length), *range(length)).reshape(alone.shape)
+        if (error := float((apart - alone).abs().max())) > ALLOWED_SHARE * float(alone.abs().max()):
+            raise ValueError(
+                f"module: got vectors that differ by {error:.3g} from those of the tokens alone in a call with an "
+                "offset for each row, expected each row at its own offset; does forward read the first offset alone? "
+                "Annotate the argument as int if it takes one number"
+            )
 
     def _check_rows(self, vocab_size: int, width: int) -> None:
         """Compare the vectors of all ids in long rows with those of rows of one token."""

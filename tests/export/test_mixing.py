@@ -86,3 +86,16 @@ class Dropped(Summed):
 def test_module_with_dropout_in_forward_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"^module: got other vectors in a second call .*; is there dropout"):
         CustomFrontEnd(Dropped(7, 4).eval(), vocab_size=7, max_len=20)
+
+
+class FirstOffset(nn.Embedding):
+    """Gives every row the positions of the first one."""
+
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:  # type: ignore[override]
+        positions = offset[0] + torch.arange(input_ids.shape[1])
+        return super().forward(input_ids) + positions.unsqueeze(-1)
+
+
+def test_module_with_one_offset_for_all_rows_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"^module: got vectors that .*, expected each row at its own offset"):
+        CustomFrontEnd(FirstOffset(7, 4).eval(), vocab_size=7, max_len=20)
