@@ -116,13 +116,16 @@ def accuracy(reader: Reader, length: int) -> float | None:
 
 
 def run(steps: int, kinds: Mapping[str, Callable[[], nn.Module]]) -> dict[str, list[float | None]]:
-    """Return the accuracy of each kind at each of `TESTED_LENGTHS`."""
+    """Return the accuracy of each kind at each of `TESTED_LENGTHS`; print a row as soon as it is known."""
     found = {}
+    print("tokens     ", *(f"{length:>7}" for length in TESTED_LENGTHS), flush=True)
     for name, build in kinds.items():
         torch.manual_seed(0)
         reader = Reader(build())
         train(reader, steps)
         found[name] = [accuracy(reader, length) for length in TESTED_LENGTHS]
+        shown = ("refused" if value is None else f"{value:>7.1%}" for value in found[name])
+        print(f"{name:<11}", *shown, flush=True)
     return found
 
 
@@ -130,19 +133,28 @@ def load_encoding(source: str) -> tuple[str, Callable[[], nn.Module]]:
     """Return the name and the maker of the module that `source`, FILE:CLASS, names.
 
     Raises:
-        ValueError: there is no such module, or it does not return vectors of the shape of its input.
+        ValueError: there is no such module, it fails, or it does not return vectors of the shape of its input.
 
     """
     file, _, name = source.rpartition(":")
-    if not Path(file).is_file():
+    if not (file and name):
         raise ValueError(f"got {source}, expected FILE:CLASS, such as mine.py:Ramp")
+    if not Path(file).is_file():
+        raise ValueError(f"there is no file {file}")
     kind = runpy.run_path(file).get(name)
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise ValueError(f"{file} has no nn.Module {name}")
-    vectors = torch.zeros(2, 4, WIDTH)
-    got = kind(WIDTH)(vectors)
-    if got.shape != vectors.shape:
-        raise ValueError(f"{name} returned {tuple(got.shape)} for {tuple(vectors.shape)}, expected the same shape")
+    for length in (4, *TESTED_LENGTHS):
+        given = (2, length, WIDTH)
+        try:
+            got = tuple(kind(WIDTH)(torch.zeros(given)).shape)
+        except Exception as error:  # a module may raise anything
+            if isinstance(error, ValueError) and length > TRAINED_LENGTH:
+                break  # the table is too short
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{name}({WIDTH}) fails for vectors {given}: {reason}") from error
+        if got != given:
+            raise ValueError(f"{name} returned {got} for {given}, expected the same shape")
     return name, lambda: kind(WIDTH)
 
 
@@ -180,9 +192,6 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"argument --encoding: {error}")
     began = time.perf_counter()
     results = run(given.steps, kinds)
-    print("tokens     ", *(f"{length:>7}" for length in TESTED_LENGTHS))
-    for name, values in results.items():
-        print(f"{name:<11}", *("refused" if value is None else f"{value:>7.1%}" for value in values))
     print(f"{time.perf_counter() - began:.0f} seconds")
     if given.output is not None:
         save(plot(results), given.output)

@@ -59,9 +59,16 @@ def test_experiment_compares_encoding_of_the_guide(tmp_path: Path, capsys: pytes
     assert command.endswith(" mine.py:Ramp")
     experiment.main(["--steps", "1", "--encoding", f"{tmp_path}/mine.py:Ramp"])
     assert capsys.readouterr().out.splitlines()[len(experiment.KINDS) + 1].startswith("Ramp")
+    with (tmp_path / "mine.py").open("a") as file:
+        file.write(
+            "\n\nclass Short(nn.Embedding):\n    def __init__(self, width):\n        super().__init__(20, width)\n"
+        )
+        file.write("\n    def forward(self, x):\n        return x + super().forward(torch.arange(x.shape[1]))\n")
     wrong = (
-        ("mine.py:Ramp", "got mine.py:Ramp, expected FILE:CLASS"),
+        ("mine.py", "got mine.py, expected FILE:CLASS"),
+        ("mine.py:Ramp", "there is no file mine.py"),
         (f"{tmp_path}/mine.py:Slope", "mine.py has no nn.Module Slope"),
+        (f"{tmp_path}/mine.py:Short", "Short(32) fails for vectors (2, 24, 32): IndexError"),
     )
     for source, message in wrong:
         with pytest.raises(SystemExit):
