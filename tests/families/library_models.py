@@ -104,6 +104,13 @@ class TransformersModel:
         vectors: NDArray[np.float32] = (first.transpose(0, 1) if self.name == "xlnet" else first).float().numpy()
         return vectors
 
+    def _first_block(self) -> Any:
+        try:
+            return self.whole.get_submodule(PUBLISHED[self.name].block)
+        except AttributeError as error:
+            place = "tests/families/published_models.py names its first block"
+            raise LookupError(f"the tiny model of {self.name}: {error}; {place}") from error
+
     @contextmanager
     def first_block_inputs(self) -> Iterator[list[Tensor]]:
         """Collect the inputs of the first block."""
@@ -112,7 +119,7 @@ class TransformersModel:
         def hook(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             seen.append(arguments[0] if arguments else keywords["hidden_states"])
 
-        block = self.whole.get_submodule(PUBLISHED[self.name].block)
+        block = self._first_block()
         handle = block.register_forward_pre_hook(hook, with_kwargs=True)
         yield seen
         handle.remove()
@@ -160,7 +167,7 @@ class TransformersModel:
                 return tuple(ours if argument is theirs else argument for argument in arguments), keywords
             return arguments, keywords | {"hidden_states": entered.pop()}
 
-        block = self.whole.get_submodule(PUBLISHED[self.name].block)
+        block = self._first_block()
         handle = block.register_forward_pre_hook(hook, with_kwargs=True)
         # Other ids, so that the model's own front-end cannot give the right result.
         states = self.hidden_states(input_ids=np.roll(input_ids, 1, axis=1))

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import transformers
+from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from preblock.models.families import FAMILIES
@@ -193,4 +195,7 @@ PUBLISHED: dict[str, Published] = {
     ),
     **_sides("t5", "T5Model", _T5, "block.0"),
 }
+for _name in FAMILIES:
+    if _name.partition("/")[0] not in CONFIG_MAPPING:
+        raise ValueError(f"the row {_name}: transformers {transformers.__version__} has no such type to compare with")
 PUBLISHED |= {name: token_decoder(name) for name in FAMILIES if "/" not in name and name not in PUBLISHED}
