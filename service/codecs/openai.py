@@ -140,7 +140,7 @@ def lacks_sentences(model: str) -> str:
     """Return the error of a request for sentence embeddings of another model than a static embedding model."""
     return (
         f"model {model} has no sentence embeddings: its vectors enter block 0, and their mean compares no meanings. "
-        "Use a static embedding model, such as wordllama (docs/front-ends.md)"
+        "Use a static embedding model, such as wordllama (docs/static-models.md)"
     )
 
 
