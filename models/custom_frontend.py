@@ -90,20 +90,22 @@ class CustomFrontEnd(nn.Module):
 
         `positions` are the offset of all rows, default 0, or one offset for each row.
         """
-        ids, position = torch.as_tensor(ids), max(positions, default=0)
+        ids, apart = torch.as_tensor(ids), len(positions) > 1
         try:
             with torch.inference_mode():
                 vectors: Tensor = self(ids, torch.tensor(positions or (0,)))
         except Exception as error:  # a module may raise anything
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            if isinstance(error, TypeError) and not self._takes_number:
+            if (isinstance(error, TypeError) or apart) and not self._takes_number:
                 reason += "; annotate the second argument as int if it takes one number for all rows"
             row = f"id {int(ids[0, 0])}" if ids.shape[1] == 1 else f"{ids.shape[1]} ids"
-            raise ValueError(f"{cause}: the module fails for {row} at position {position}: {reason}") from error
+            place = f"{len(ids)} rows, each at its own offset" if apart else f"{row} at position {sum(positions)}"
+            raise ValueError(f"{cause}: the module fails for {place}: {reason}") from error
         shape, is_tensor = tuple(ids.shape), isinstance(vectors, Tensor)
         if not is_tensor or vectors.dtype != torch.float32 or vectors.shape[:-1] != shape or not vectors.numel():
             got = f"{vectors.dtype} {tuple(vectors.shape)}" if is_tensor else type(vectors).__name__
-            raise ValueError(f"module: got {got} for ids {shape}, expected torch.float32 ({shape[0]}, {shape[1]}, D)")
+            given = f"ids {shape} and offsets ({len(ids)},)" if apart else f"ids {shape}"
+            raise ValueError(f"module: got {got} for {given}, expected torch.float32 ({shape[0]}, {shape[1]}, D)")
         return vectors
 
     def _check_alone(self, vocab_size: int) -> None:

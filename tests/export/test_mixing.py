@@ -92,10 +92,30 @@ class FirstOffset(nn.Embedding):
     """Gives every row the positions of the first one."""
 
     def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:  # type: ignore[override]
-        positions = offset[0] + torch.arange(input_ids.shape[1])
-        return super().forward(input_ids) + positions.unsqueeze(-1)
+        return super().forward(input_ids) + self.positions(input_ids.shape[1], offset).unsqueeze(-1)
+
+    def positions(self, length: int, offset: Tensor) -> Tensor:
+        return offset[0] + torch.arange(length)
 
 
-def test_module_with_one_offset_for_all_rows_is_rejected() -> None:
-    with pytest.raises(ValueError, match=r"^module: got vectors that .*, expected each row at its own offset"):
-        CustomFrontEnd(FirstOffset(7, 4).eval(), vocab_size=7, max_len=20)
+class OneNumber(FirstOffset):
+    def positions(self, length: int, offset: Tensor) -> Tensor:
+        return offset.item() + torch.arange(length)
+
+
+class Flat(FirstOffset):
+    def positions(self, length: int, offset: Tensor) -> Tensor:
+        return offset + torch.arange(length)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (FirstOffset, "got vectors that .*, expected each row at its own offset"),
+        (OneNumber, "the module fails for 40 rows, each at its own offset: RuntimeError: .*; annotate the second"),
+        (Flat, r"got .* for ids \(40, 1\) and offsets \(40,\), expected"),
+    ],
+)
+def test_module_with_one_offset_for_all_rows_is_rejected(kind: type[FirstOffset], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^module: {message}"):
+        CustomFrontEnd(kind(7, 4).eval(), vocab_size=7, max_len=20)
