@@ -138,8 +138,7 @@ class NumpyReference:
     def per_layer_outputs(self, ids: Int64) -> dict[str, Float32]:
         """Return the inputs of all layers by name."""
         config = self._config.per_layer
-        if config is None:
-            return {}
+        assert config is not None
         shape = (*ids.shape, config.layers, config.width)
         known = np.where(ids < config.rows, ids, 0)
         tokens = (self._take("per_layer.tokens.weight", known) * np.float32(config.width**0.5)).reshape(shape)
@@ -153,8 +152,7 @@ class NumpyReference:
     def ngram_outputs(self, ids: Int64, context: Int64) -> dict[str, Array]:
         """Return row ids and, with tables, their embeddings."""
         config = self._config.ngrams
-        if config is None:
-            return {}
+        assert config is not None
         row_ids = ngram_row_ids(config, self._config.tokens.rows, ids, context)
         if config.referenced:
             return {ROW_IDS: row_ids}

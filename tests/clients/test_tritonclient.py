@@ -3,6 +3,7 @@
 import asyncio
 import queue
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -24,9 +25,18 @@ from tests.support.servers import LOADING_HINT, Server, serve
     params=[tritonclient.http, tritonclient.http.aio, tritonclient.grpc, tritonclient.grpc.aio],
     ids=lambda module: module.__name__,
 )
-def client(request: pytest.FixtureRequest, tiny_server: Server, tiny_clients: Clients) -> TritonClient:  # noqa: ARG001 - ready
-    address = tiny_server.address.removeprefix("http://") if "http" in request.param.__name__ else tiny_server.grpc
-    return TritonClient(request.param, address)
+def module(request: pytest.FixtureRequest) -> ModuleType:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def client(module: ModuleType, tiny_server: Server, tiny_clients: Clients) -> TritonClient:  # noqa: ARG001 - ready
+    return client_of(module, tiny_server)
+
+
+def client_of(module: ModuleType, server: Server) -> TritonClient:
+    """Return a client of the protocol that `module` speaks."""
+    return TritonClient(module, server.address.removeprefix("http://") if "http" in module.__name__ else server.grpc)
 
 
 def test_infer_matches_native_api_bit_for_bit(client: TritonClient, tiny_clients: Clients) -> None:
@@ -158,7 +168,9 @@ def test_models_are_unloaded_and_loaded_with_explicit_control(tiny_repository: P
         assert [model["name"] for model in ready] == ["bert", "bert"]
 
 
-def test_statistics_count_requests_batches_and_failures(client: TritonClient) -> None:
+def test_statistics_count_requests_batches_and_failures(module: ModuleType, counted_server: Server) -> None:
+    client = client_of(module, counted_server)
+
     def read() -> dict[str, Any]:
         (model,) = client.document("get_inference_statistics", "gpt", "1")["model_stats"]
         assert (model["name"], model["version"]) == ("gpt", "1")

@@ -1,5 +1,6 @@
 """Graphs written from steps: as files, and in onnxruntime against the PyTorch modules."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,20 @@ def test_written_graphs_equal_module_and_standard(kind: str, tmp_path: Path) -> 
     prove_artifact(TorchReference(frontend), tmp_path, CPU, lambda _: None)
     if kind != "rotary":  # the evaluator would compare halves
         check_standard(tmp_path, frontend.config.indices)
+
+
+def test_data_of_another_front_end_is_rejected(tmp_path: Path) -> None:
+    """An artifact whose manifest describes other steps than its data file holds."""
+    frontend = build("ids")
+    put(frontend, tmp_path)
+    tokens, positions = frontend.config.steps
+    assert isinstance(positions, Positions)
+    fewer = FrontEndConfig(family="f", max_len=None, steps=(tokens,))
+    with pytest.raises(ValueError, match=r"positions\.weight: got \(.*\), expected no such weight"):
+        read_data(tmp_path, fewer)
+    larger = replace(frontend.config, steps=(tokens, replace(positions, rows=ROWS + 1)))
+    with pytest.raises(ValueError, match=r"positions\.weight: got \(.*\), expected \("):
+        read_data(tmp_path, larger)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -91,6 +91,8 @@ def decoder_with(tokenizer: Files, **fields: Any) -> Files:
 NEW = added("<new>")[0]
 WORD = added("covid", special=False, normalized=True)[0]
 GPT2_TOKENS = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+ALBERT = unigram(("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"), 1, "[CLS]", "[SEP]")
+DEBERTA = unigram(("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"), 3, "[CLS]", "[SEP]")
 FIRST = template("<|endoftext|>", None, {"<|endoftext|>": 0})
 ERRORS: dict[str, tuple[Callable[[], Files], set[str]]] = {
     "bert cased by settings": (lambda: files(bert(), "bert", "BertTokenizer", do_lower_case=False), {"do_lower_case"}),
@@ -146,6 +148,11 @@ ERRORS: dict[str, tuple[Callable[[], Files], set[str]]] = {
         {"tokenizer_class"},
     ),
     "qwen2 with another pattern": (lambda: files(gpt2(), "qwen2", "Qwen2Tokenizer"), {"tokenizer_class"}),
+    "albert without its normalizer": (lambda: files(ALBERT, "albert", "AlbertTokenizer"), {"tokenizer_class"}),
+    "deberta in lower case": (
+        lambda: files(DEBERTA, "deberta-v2", "DebertaV2Tokenizer", do_lower_case=True, split_by_punct=True),
+        {"tokenizer_class"},
+    ),
     "t5 without its end": (lambda: files(t5(post_processor=None), "t5", extra_ids=0), {"post_processor"}),
     "xlm-roberta without its tokens": (
         lambda: files(xlm_roberta(post_processor=None), "xlm-roberta"),
@@ -185,6 +192,10 @@ WARNINGS: dict[str, tuple[Callable[[], Files], set[str]]] = {
     ),
     "special tokens as text": (lambda: files(bert(), "bert", split_special_tokens=True), {"split_special_tokens"}),
     "special tokens not added": (lambda: files(bert() | {"added_tokens": []}, "bert"), {"tokenizer_class"}),
+    "deberta without its normalizer": (
+        lambda: files(DEBERTA, "deberta-v2", "DebertaV2Tokenizer"),
+        {"tokenizer_class"},
+    ),
     "legacy llama": (lambda: files(llama(legacy=True), "llama", "LlamaTokenizer"), {"tokenizer_class"}),
 }
 """Conflicts of text with special tokens, or of odd text."""
@@ -258,6 +269,9 @@ UNUSED: dict[str, tuple[Callable[[], Files], set[str]]] = {
 GOOD: dict[str, Callable[[], Files]] = {
     "bert": lambda: files(bert(), "bert", "BertTokenizer", do_lower_case=True, clean_up_tokenization_spaces=True),
     "bert cased": lambda: files(bert(lowercase=False), "bert", "BertTokenizer", do_lower_case=False),
+    "bert beside a class of its own": lambda: files(
+        bert(), "bert", "BertTokenizer", auto_map={"AutoTokenizer": ["own.Tokenizer", None]}
+    ),
     "bert with decoder": lambda: files(
         bert(), "bert", added_tokens_decoder=decoder_of(bert()), additional_special_tokens=["[MASK]"]
     ),

@@ -133,9 +133,16 @@ def test_tei_texts_may_be_plain(static_repository: Path, shared: Shared) -> None
         ("/models/minilm/embed", {"text": "a", "special_tokens_in_text": 5}),
         ("/v1/embeddings", {"model": "minilm", "pooling": "mean", "input": [1]}),
         ("/tei/minilm/embed_all", {"inputs": [[1]]}),
+        (
+            "/v2/models/minilm/infer",
+            {
+                "inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}],
+                "parameters": {"special_tokens_in_text": "plain"},
+            },
+        ),
     ],
 )
 def test_choice_without_text_is_refused(model_http: httpx.Client, path: str, body: dict[str, Any]) -> None:
-    answer = model_http.post(path, json=PLAIN | body)
+    answer = model_http.post(path, json=body if "parameters" in body else PLAIN | body)
     assert answer.status_code in (400, 422)
     assert "special_tokens_in_text: got " in answer.text

@@ -1,0 +1,49 @@
+"""Addresses and paths where no server can listen, on real sockets."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from preblock.service.core.errors import Invalid
+from preblock.service.server.addresses import MAX_PATH_BYTES, bind, check_unix
+
+
+def refusal(host: str, port: int) -> str:
+    with pytest.raises(Invalid) as refused:
+        bind("host", host, port)
+    return str(refused.value)
+
+
+def test_unusable_address_is_named_with_its_reason() -> None:
+    with bind("host", "127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert refusal("127.0.0.1", port) == f"port {port} on 127.0.0.1 is already in use"
+    assert refusal("192.0.2.1", 0) == "192.0.2.1 is not an address of this machine"  # RFC 5737: of nobody
+    assert refusal("no.invalid", 0).startswith("the host no.invalid is unknown: ")  # RFC 6761
+    assert refusal("a" * 64 + ".invalid", 0).endswith(" is unknown: no name of a host")  # a label has 63 bytes at most
+
+
+def test_unusable_path_is_named_with_its_reason(tmp_path: Path) -> None:
+    def refusal(path: Path) -> str:
+        with pytest.raises(Invalid) as refused:
+            check_unix("uds", path)
+        return str(refused.value)
+
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    long = tmp_path / ("x" * MAX_PATH_BYTES)
+    assert refusal(tmp_path / "file").endswith("exists, and is not a socket")
+    assert refusal(tmp_path / "none/a").endswith(f"{tmp_path}/none is not a folder")
+    assert refusal(tmp_path / "loop/a").startswith(f"the socket {tmp_path}/loop/a cannot be used: too many levels")
+    assert "the path of a Unix socket has at most" in refusal(long)
+    for backlog in (0, 8):  # with the backlog 0 one waiting connection fills the queue
+        path = tmp_path / f"live{backlog}"
+        with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+            server.bind(os.fspath(path))
+            server.listen(backlog)
+            client.connect(os.fspath(path))
+            assert refusal(path) == f"the socket {path} is already in use"
+    check_unix("uds", path)  # a dead one is free
