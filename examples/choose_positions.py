@@ -4,7 +4,7 @@
     .venv/bin/python examples/choose_positions.py --encoding mine.py:Ramp
 
 The task: a sequence of random tokens holds one A and one B; say which comes first. Without positions a model can only
-guess. Training uses 4 to 16 tokens, the test up to 64. The run takes less than two minutes on two cores. With
+guess. Training uses 4 to 16 tokens, the test up to 64. The run takes some minutes on two cores. With
 `--encoding`, an encoding of your own joins the comparison: a module built with its width, which takes token vectors
 (B, L, width) and returns vectors of this shape. It raises ValueError beyond its longest length.
 """
