@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import grpc
@@ -19,7 +20,7 @@ import tritonclient.http
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from tests.clients.test_tritonclient import client
+from tests.clients.test_tritonclient import client_of, module
 from tests.clients.triton_client import TritonClient
 from tests.e2e.sequence_calls import STEPS, check, request, sequences_open, wait_for_sequences
 from tests.e2e.triton_stream import streaming
@@ -28,14 +29,14 @@ from tests.support.protocols import Clients, RequestRefused, call_grpc, connect,
 from tests.support.scrapes import wait_for_streams
 from tests.support.servers import Server, serve
 
-__all__ = ["client"]
+__all__ = ["module"]
 
 
 @pytest.mark.parametrize("id_", [5, "a sequence"])
 def test_separate_requests_continue_their_sequence(
-    client: TritonClient, counted_clients: Clients, id_: int | str
+    module: ModuleType, counted_server: Server, counted_clients: Clients, id_: int | str
 ) -> None:
-    answers: list[bytes | str] = []
+    client, answers = client_of(module, counted_server), list[bytes | str]()
     for ids, told, _ in STEPS:
         try:
             result = client.infer("gpt", client.inputs(input_ids=ids), sequence_id=id_, **told)
