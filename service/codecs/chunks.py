@@ -93,8 +93,10 @@ def raw_bytes(tensor: NDArray[np.generic]) -> memoryview:
 
 
 def split_buffer(buffer: Buffer) -> Iterator[memoryview]:
-    """Yield views of at most CHUNK_BYTES bytes, without a copy."""
+    """Yield views of at most CHUNK_BYTES bytes, without a copy; nothing for an empty buffer."""
     view = memoryview(buffer)
+    if 0 < len(view) <= CHUNK_BYTES:
+        return iter((view,))
     return (view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES))
 
 
@@ -134,22 +136,21 @@ def body_chunks(parts: Iterable[Part]) -> Iterator[Buffer]:
 
 
 def _encode_parts(parts: Iterable[Part]) -> Iterator[Buffer]:
-    for part in parts:
-        if isinstance(part, Base64Chunks):
-            yield from encode_base64(part.parts)
-        elif isinstance(part, JsonFloats):
-            yield from _write_floats(part)
-        elif isinstance(part, LazyText):
-            yield from part.buffers
-        else:
-            yield from _split_part(part)
+    return chain.from_iterable(map(_encode_part, parts))  # neither keeps a buffer, nor takes time in Python
+
+
+def _encode_part(part: Part) -> Iterator[Buffer]:
+    if isinstance(part, Base64Chunks):
+        return encode_base64(part.parts)
+    if isinstance(part, JsonFloats):
+        return _write_floats(part)
+    return part.buffers if isinstance(part, LazyText) else _split_part(part)
 
 
 def _split_part(part: Buffer | ChunkedTensor | LazyBytes) -> Iterator[memoryview]:
-    buffers: Iterable[Buffer] = (part,) if isinstance(part, Buffer) else _buffers(part)
-    for buffer in buffers:
-        yield from split_buffer(buffer)
-        del buffer
+    if isinstance(part, Buffer):
+        return split_buffer(part)
+    return chain.from_iterable(map(split_buffer, _buffers(part)))
 
 
 def _buffers(part: ChunkedTensor | LazyBytes) -> Iterable[Buffer]:

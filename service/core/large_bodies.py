@@ -62,8 +62,9 @@ class BodyMemory:
         """Reserve memory as `reserve`, but return None in place of a wait."""
         if size < LARGE_BODY_BYTES:
             return 0
-        size = min(size, self._capacity)
-        if self._waiting or self._reserved + size > self._capacity:
+        capacity = self._capacity
+        size = min(size, capacity)
+        if self._waiting or self._reserved + size > capacity:
             return None
         self._reserved += size
         return size
