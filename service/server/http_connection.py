@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import httptools
 
@@ -98,34 +98,6 @@ class Deadline:
             self._action()
 
 
-class Connection(Protocol):
-    """What the reader uses of a connection."""
-
-    def accept(self, incoming: IncomingRequest) -> None:
-        """Start a request, or queue it behind earlier ones."""
-
-    def receive_body(self, incoming: IncomingRequest, body: bytes) -> None:
-        """Take a chunk of a request body."""
-
-    def complete(self, incoming: IncomingRequest, first_input: bytes) -> None:
-        """Take the end of a request."""
-
-    def cut_body(self, incoming: IncomingRequest) -> None:
-        """End the body of a request before its malformed or late rest."""
-
-    def pop_start_time(self) -> float:
-        """Return the arrival time of the next request."""
-
-    def delays_input(self) -> bool:
-        """Return whether input waits for the server, not for the client."""
-
-    def has_begun(self) -> bool:
-        """Return whether a part of the response to the active request was written."""
-
-    def is_closing(self) -> bool:
-        """Return whether the connection is closed or closing."""
-
-
 class RequestReader:
     """Parses the input of a connection, and passes requests, bodies and refusals to it.
 
@@ -142,7 +114,7 @@ class RequestReader:
 
     """
 
-    def __init__(self, connection: Connection, settings: LiveSettings, deadline: Deadline) -> None:
+    def __init__(self, connection: "HttpConnection", settings: LiveSettings, deadline: Deadline) -> None:
         self._connection, self._settings, self.deadline = connection, settings, deadline
         self.between_requests = True
         self.incomplete_bytes = self.body_bytes = 0
