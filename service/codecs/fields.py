@@ -61,10 +61,24 @@ def read_special_tokens_in_text(fields: Mapping[str, Any]) -> str:
     return read_choice(IN_TEXT, fields.get(IN_TEXT, "allow"), SPECIAL_TOKENS_IN_TEXT)
 
 
-def refuse_special_tokens_in_text(fields: Mapping[str, Any]) -> None:
-    """Raise Invalid for this choice in a request of ids: nothing would be refused there."""
-    if IN_TEXT in fields:
-        raise Invalid(IN_TEXT, fields[IN_TEXT], "nothing without text")
+def refuse_special_tokens_in_text(value: Any, field: str = IN_TEXT) -> None:
+    """Raise Invalid for this choice in a request of ids, unless it is None: nothing would be refused there."""
+    if value is not None:
+        raise Invalid(field, value, "nothing without text")
+
+
+def refuse_beside_text(names: Iterable[str]) -> None:
+    """Raise Invalid for the first of `names`, fields with a value for each token, in a request with text."""
+    for name in names:
+        message = f"{name} cannot be used with text, because the tokenizer makes the tokens of a text"
+        raise Invalid(name, f"text and {name}", "one of them", message=message)
+
+
+def read_one_text(field: str, value: Any) -> str:
+    """Read a text; raise Invalid for another type, or an empty text."""
+    if not isinstance(value, str) or not value:
+        raise Invalid(field, format_value(value), "a text of at least one character")
+    return value
 
 
 def drop_nulls(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.names import EMBEDDINGS, TOKEN_EMBEDDINGS
 from preblock.service.codecs.chunks import MAX_JSON_VALUES, Base64Chunks, JsonFloats, LazyText, Part, as_bytes, join
 from preblock.service.codecs.fields import (
+    IN_TEXT,
     drop_nulls,
-    format_value,
     read_choice,
+    read_one_text,
     read_special_tokens_in_text,
+    refuse_beside_text,
     refuse_special_tokens_in_text,
     refuse_unknown,
     unique_names,
@@ -198,7 +200,7 @@ class RequestOptions(NamedTuple):
         return EmbedMessage(TokenRequest(input_ids=read_array_rows("input_ids", ids), **self.wanted), self.encoding)
 
 
-def read_array_options(query: Mapping[str, str], indices: Collection[str] = ()) -> RequestOptions | None:
+def read_array_options(query: Mapping[str, str], indices: Collection[str]) -> RequestOptions | None:
     """Read the query parameters of a body with one array of ids; None where they hold further rows.
 
     Raises:
@@ -244,14 +246,12 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
     if text is None and "input_ids" not in rows:
         message = "input_ids, text or parts is required: rows of token ids, texts, or rows made of parts"
         raise Invalid("input_ids", "nothing", "rows of token ids, text, or parts", message=message)
-    if text is not None and rows:
-        name = next(iter(rows))
-        message = f"{name} cannot be used with text, because the tokenizer makes the tokens of a text"
-        raise Invalid(name, f"text and {name}", "one of them", message=message)
+    if text is not None:
+        refuse_beside_text(rows)
     if type(spans) is not bool or (spans and text is None):
         raise Invalid("return_tokens", spans, "true or false, and true only with text")
     if text is None:
-        refuse_special_tokens_in_text(fields)
+        refuse_special_tokens_in_text(fields.get(IN_TEXT))
     special = fields.get("special_tokens")
     if special is not None and (type(special) is not bool or text is None):
         raise Invalid("special_tokens", special, "true or false, and only with text")
@@ -299,13 +299,6 @@ def read_text(field: str, value: Any) -> tuple[str, ...]:
     if set(map(type, value)) == {str} and all(value):
         return tuple(value)
     return tuple(read_items(value, lambda row, text: read_one_text(f"{field}[{row}]", text)))
-
-
-def read_one_text(field: str, value: Any) -> str:
-    """Read a text; raise Invalid for another type, or an empty text."""
-    if not isinstance(value, str) or not value:
-        raise Invalid(field, format_value(value), "a text of at least one character")
-    return value
 
 
 def read_bias(fields: Mapping[str, Any]) -> tuple[PairwiseBiasRequest, str]:

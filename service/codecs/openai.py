@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import CHUNK_BYTES, MAX_JSON_VALUES, Buffer, LazyText, Part, body_chunks
 from preblock.service.codecs.fields import (
+    IN_TEXT,
     format_value,
     read_choice,
     read_flag,
@@ -132,7 +133,7 @@ def read_embeddings(document: Mapping[str, Any], model: str, manifest: Manifest)
         raise Invalid("input", "nothing", INPUT_FORMS, message=f"input is required: {INPUT_FORMS}")
     if not isinstance(value, list):
         raise Invalid("input", value, INPUT_FORMS)
-    refuse_special_tokens_in_text(document)
+    refuse_special_tokens_in_text(document.get(IN_TEXT))
     return EmbedMessage(TokenRequest(input_ids=read_json_rows("input", value), **wanted), encoding)
 
 

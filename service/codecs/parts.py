@@ -8,7 +8,7 @@ import numpy as np
 import pybase64
 from numpy.typing import NDArray
 
-from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
+from preblock.service.codecs.fields import drop_nulls, format_value, read_one_text, refuse_unknown
 from preblock.service.codecs.token_rows import read_integer, read_integer_list
 from preblock.service.core.errors import Invalid, read_items
 from preblock.service.core.types import RowPart, VectorPlaceholder
@@ -56,9 +56,7 @@ def _read_part(field: str, part: Any) -> RowPart:
     if name == "input_ids":
         return RowPart(field, ids=read_integer_list(field, value))
     if name == "text":
-        if not isinstance(value, str) or not value:
-            raise Invalid(field, format_value(value), "a text of at least one character")
-        return RowPart(field, text=value)
+        return RowPart(field, text=read_one_text(field, value))
     if name == "soft_prompt":
         if not isinstance(value, str):
             raise Invalid(field, value, "the name of a soft prompt")

@@ -12,6 +12,7 @@ import orjson
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import MAX_JSON_VALUES, LazyText, Part
 from preblock.service.codecs.fields import (
+    IN_TEXT,
     list_ignored,
     read_choice,
     read_flag,
@@ -113,7 +114,7 @@ def _read_inputs(document: Mapping[str, Any], wanted: Mapping[str, Any]) -> Text
         return TextRequest(text=read_text("inputs", value), **wanted)
     if not isinstance(value, list):
         raise Invalid("inputs", value, INPUT_FORMS)
-    refuse_special_tokens_in_text(document)
+    refuse_special_tokens_in_text(document.get(IN_TEXT))
     options = {name: option for name, option in wanted.items() if name not in ("spans", "special_tokens")}
     return TokenRequest(input_ids=read_json_rows("inputs", value), **options)
 

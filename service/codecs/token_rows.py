@@ -81,7 +81,7 @@ def read_json_positions(value: Any, empty: bool = False) -> tuple[TokenRows, ...
     return tuple(read_json_rows(f"{POSITIONS}[{axis}]", rows, empty) for axis, rows in enumerate(value))
 
 
-def read_array_positions(array: NDArray[Any], lengths: Int64 | None = None) -> tuple[TokenRows, ...]:
+def read_array_positions(array: NDArray[Any], lengths: Int64 | None) -> tuple[TokenRows, ...]:
     """Read `position_ids`: an array as in `read_array_rows`, or one more dimension of 3 for time, height and width.
 
     Raises:

@@ -15,6 +15,24 @@ from numpy.typing import NDArray
 
 from preblock.service.core.errors import Invalid, PreblockError
 
+Chunks = Literal["none", "buffered", "sent"]
+Int64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+FLOAT32_BYTES = 4
+"""Size of a computed value, whatever the dtype of the response."""
+
+DTYPES: dict[str, np.dtype[np.generic]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Output dtypes, by their name in every protocol except the Open Inference Protocol."""
+TENSOR_DTYPES: dict[str, np.dtype[np.generic]] = DTYPES | {
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "int64": np.dtype(np.int64),
+}
+"""Dtypes of all tensors in responses, by name."""
+
 
 class RowPart(NamedTuple):
     """A part of a row: ids, or a text, or vectors, or a soft prompt.
@@ -29,7 +47,7 @@ class RowPart(NamedTuple):
     """
 
     field: str
-    ids: NDArray[np.int64] | None = None
+    ids: Int64 | None = None
     text: str | None = None
     vectors: NDArray[np.float32] | None = None
     prompt: str | None = None
@@ -51,33 +69,14 @@ class GivenVectors(NamedTuple):
 
     """
 
-    tokens: NDArray[np.int64]
+    tokens: Int64
     values: NDArray[np.float32]
 
-    def kept(self, tokens: NDArray[np.int64]) -> "GivenVectors | None":
+    def kept(self, tokens: Int64) -> "GivenVectors | None":
         """Return the vectors of `tokens`, ascending numbers, numbered by their places there; None without any."""
         index = np.minimum(np.searchsorted(self.tokens, tokens), len(self.tokens) - 1)
         places = np.flatnonzero(self.tokens[index] == tokens)
         return GivenVectors(places, self.values[index[places]]) if len(places) else None
-
-
-Chunks = Literal["none", "buffered", "sent"]
-Int64 = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-FLOAT32_BYTES = 4
-"""Size of a computed value, whatever the dtype of the response."""
-
-DTYPES: dict[str, np.dtype[np.generic]] = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
-"""Output dtypes, by their name in every protocol except the Open Inference Protocol."""
-TENSOR_DTYPES: dict[str, np.dtype[np.generic]] = DTYPES | {
-    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
-    "int64": np.dtype(np.int64),
-}
-"""Dtypes of all tensors in responses, by name."""
 
 
 # Each request creates objects of these classes. They are not frozen, because that triples the time of creation.
@@ -188,8 +187,6 @@ def per_row(field: str, offset: Int64, rows: int) -> Int64:
 
 POSITION_ROWS = "position_rows"
 """The name in `indices` of rows of the position table, in place of `position_ids`; the engine converts them."""
-
-
 SPECIAL_TOKENS_IN_TEXT = ("allow", "refuse", "plain")
 """Choices for a text that contains a special token: it becomes the token, is an error, or stays ordinary text."""
 

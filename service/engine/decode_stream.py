@@ -159,7 +159,7 @@ class DecodeState:
         tokens = await self._engine.to_tokens(self.model, request)
         return decode_ops.StepOp(input_ids=tokens.input_ids, offset=operation.offset, given=tokens.given)
 
-    def advance(self, after: Int64, number: int, digest: bytes, histories: RowHistories | None = None) -> None:
+    def advance(self, after: Int64, number: int, digest: bytes, histories: RowHistories | None) -> None:
         """Set the offsets and histories after a new message, and remember the message if it has a number."""
         if number:
             self._last = _LastMessage(number, digest, self.offset, after, self.histories)

@@ -101,7 +101,7 @@ class Bounds:
     needs_context: bool
 
 
-def bounds_of(manifest: Manifest, outputs: tuple[str, ...], dtype: str, pooling: str = "none") -> Bounds | None:
+def bounds_of(manifest: Manifest, outputs: tuple[str, ...], dtype: str, pooling: str) -> Bounds | None:
     """Return the bounds for these outputs and options; None if the options are not legal, or need further checks."""
     legal = pooling in POOLINGS and manifest.widths.keys() >= set(outputs) and has_dtype(dtype, outputs, manifest)
     return _bounds_of(manifest, outputs, dtype, pooling) if legal else None  # other names may take megabytes

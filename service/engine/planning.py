@@ -112,7 +112,7 @@ def join_axes(vectors: Float32, output: str, manifest: Manifest) -> Float32:
 
 @lru_cache
 def resolve_outputs(
-    outputs: tuple[str, ...], manifest: Manifest, dtype: str = "float32"
+    outputs: tuple[str, ...], manifest: Manifest, dtype: str
 ) -> tuple[Mapping[str, str], tuple[str, ...], int]:
     """Return the output of a run for each requested output, the distinct outputs of the run, and the sum of widths."""
     # If the token embeddings enter block 0 unchanged, the graph has no separate output for them.

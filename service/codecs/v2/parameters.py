@@ -12,7 +12,7 @@ import numpy as np
 import pybase64
 
 from preblock.service.artifacts.names import STORED
-from preblock.service.codecs.fields import format_value, read_choice, read_flag
+from preblock.service.codecs.fields import IN_TEXT, format_value, read_choice, read_flag
 from preblock.service.codecs.token_rows import read_integer
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, default_outputs, describe_outputs
 from preblock.service.core import types
@@ -43,7 +43,7 @@ MAX_SEQUENCE_ID_BYTES = 128
 """The limit of Triton for text ids."""
 REQUEST_PARAMETERS = (
     *("offset", "truncate", "pooling", "dtype", "placeholder_id", "binary_data_output", "content_type"),
-    *(*SEQUENCE, *HINTS, FINAL, "special_tokens_in_text"),
+    *(*SEQUENCE, *HINTS, FINAL, IN_TEXT),
 )
 INPUT_PARAMETERS = ("binary_data_size", "content_type", *SHARED_MEMORY)
 OUTPUT_PARAMETERS = ("dtype", "binary_data", "content_type", *SHARED_MEMORY)
@@ -205,10 +205,9 @@ def read_options(
 
 
 def _read_special_tokens(parameters: Mapping[str, Any]) -> str | None:
-    name = "special_tokens_in_text"
-    if name not in parameters:
+    if IN_TEXT not in parameters:
         return None
-    return read_choice(f"parameters.{name}", parameters[name], types.SPECIAL_TOKENS_IN_TEXT)
+    return read_choice(f"parameters.{IN_TEXT}", parameters[IN_TEXT], types.SPECIAL_TOKENS_IN_TEXT)
 
 
 class _Outputs(NamedTuple):

@@ -5,7 +5,7 @@ Sources: KServe, "Open Inference Protocol", version 2; Triton, "Binary tensor da
 
 import math
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
@@ -16,8 +16,16 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import Manifest, StemManifest
 from preblock.service.artifacts.names import BIAS_GRAPH, CONTEXT, NGRAMS, STORED
-from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
-from preblock.service.codecs.native_json import read_json, read_one_text
+from preblock.service.codecs.fields import (
+    IN_TEXT,
+    drop_nulls,
+    format_value,
+    read_one_text,
+    refuse_beside_text,
+    refuse_special_tokens_in_text,
+    refuse_unknown,
+)
+from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.token_rows import (
     AXES,
     INPUTS,
@@ -258,15 +266,14 @@ def to_request(
         message = "outputs: next_context needs an n-gram output, because no other one depends on earlier ids"
         raise Invalid("outputs", "next_context", f"{NGRAMS} beside it", message=message)
     if text:
-        _check_text(tensors | dict.fromkeys((PARTS,) if parts else ()), options)
+        _check_text((*tensors, PARTS) if parts else tensors, options)
         return TextRequest(text=text, spans=any(name in options.binary for name in TEXT_OUTPUTS), **wanted)
     for name in TEXT_OUTPUTS:
         if name in options.binary:
             message = f"outputs: {name} needs the input text, because it describes the tokens of a text"
             raise Invalid("outputs", name, "an output of token ids", message=message)
-    if not parts and options.special_tokens_in_text is not None:
-        expected = "nothing without the input text or parts"
-        raise Invalid("parameters.special_tokens_in_text", options.special_tokens_in_text, expected)
+    if not parts:
+        refuse_special_tokens_in_text(options.special_tokens_in_text, f"parameters.{IN_TEXT}")
     if parts or VECTORS in tensors or options.placeholder_id is not None:
         return to_parts_request(parts, tensors, options, wanted, max_values)
     return _to_token_request(tensors, options, wanted)
@@ -323,11 +330,9 @@ def _read_texts(name: str, inputs: list[InputTensor], manifest: Manifest) -> tup
     return to_text(texts[0]), [tensor for tensor in inputs if tensor.name != name]
 
 
-def _check_text(tensors: Mapping[str, NDArray[Any] | None], options: InferOptions) -> None:
+def _check_text(names: Iterable[str], options: InferOptions) -> None:
     """Raise Invalid for inputs and options that need the ids of the client."""
-    for name in tensors:
-        message = f"{name} cannot be used with text, because the tokenizer makes the tokens of a text"
-        raise Invalid(name, f"text and {name}", "one of them", message=message)
+    refuse_beside_text(names)
     if options.sequence is not None:
         raise Invalid("parameters.sequence_id", format_value(options.sequence.id), "none beside text")
     if options.placeholder_id is not None:
