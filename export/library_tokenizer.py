@@ -12,24 +12,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preblock.export.tokenizer_classes import (
-    CLASSES,
-    MISTRAL_SPLIT,
-    PLAIN,
-    Part,
-    TokenizerClass,
-    find_class,
-)
+from preblock.export.options import TOKENIZER_SETTINGS
+from preblock.export.tokenizer_classes import CLASSES, MISTRAL_SPLIT, PLAIN, Part, TokenizerClass, find_class
+from preblock.models.checkpoints.static_reader import CONFIG
 from preblock.models.checkpoints.weight_files import read_json
 from preblock.service.runtime.tokenizer import is_failure
 
 if TYPE_CHECKING:
     import tokenizers
 
-CONFIG, SETTINGS = "config.json", "tokenizer_config.json"
-TOKEN_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
-FOLDER_FILES = (SETTINGS, TOKEN_MAP, ADDED_TOKENS)
-"""Files beside `tokenizer.json` that the library reads."""
+SETTINGS, TOKEN_MAP, ADDED_TOKENS = TOKENIZER_SETTINGS
 NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 MISTRAL_TYPES = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
 MIN_MISTRAL_VOCABULARY = 100_000
@@ -71,7 +63,7 @@ class TokenizerFolder:
     @classmethod
     def read(cls, tokenizer: Path) -> "TokenizerFolder":
         """Read the files beside `tokenizer`; raise CheckpointError for one that is no JSON object."""
-        files = [tokenizer, *(tokenizer.parent / name for name in (CONFIG, *FOLDER_FILES))]
+        files = [tokenizer, *(tokenizer.parent / name for name in (CONFIG, *TOKENIZER_SETTINGS))]
         return cls(tokenizer, *(read_json(file) if file.exists() else {} for file in files))
 
     @cached_property

@@ -29,9 +29,11 @@ MIN_SIMILARITY = 0.5
 
 ADAPTER = "adapter_config.json"
 """File of an adapter of PEFT."""
-SMALL_FILES = (CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER, ADAPTER)
-"""Files that an export looks for beside those of weights. They name these, except for the tokenizer, to be copied, and
-an adapter."""
+TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""Files beside `tokenizer.json` that transformers reads."""
+SMALL_FILES = (CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER, *TOKENIZER_SETTINGS, ADAPTER)
+"""Files that an export looks for beside those of weights. They name these, except for the tokenizer, to be copied, its
+settings, and an adapter."""
 ROW_OPTIONS = ("arithmetic", "segments", "rotary_length", "reference")
 """Options for choices that a model type with a row in the family table leaves open."""
 CHECKPOINT_OPTIONS = ("side", "tokens_only", "tokenizer", *ROW_OPTIONS)

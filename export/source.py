@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union
 
 from preblock.export.errors import ExportError
-from preblock.export.library_tokenizer import FOLDER_FILES
 from preblock.export.options import SMALL_FILES, ExportOptions, Format, ResolvedSource, detect_format
 from preblock.export.progress import Report, StepProgress
 from preblock.export.referenced_tables import ReferencedTables, reference_tables
@@ -188,7 +187,7 @@ def _download(name: str, revision: str | None, options: ExportOptions) -> tuple[
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES, *FOLDER_FILES]))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES]))
         format_ = detect_format(folder, options)
         needed = weight_files(folder, format_, options)
         # The hub's cache names the folder of a snapshot by its commit.
