@@ -16,7 +16,8 @@ from preblock.export.options import TOKENIZER_SETTINGS
 from preblock.export.tokenizer_classes import CLASSES, MISTRAL_SPLIT, PLAIN, Part, TokenizerClass, find_class
 from preblock.models.checkpoints.static_reader import CONFIG
 from preblock.models.checkpoints.weight_files import read_json
-from preblock.service.runtime.tokenizer import is_failure
+from preblock.service.core.errors import ArtifactError
+from preblock.service.runtime.tokenizer import parse_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -44,8 +45,8 @@ class TokenizerFolder:
     """The files of a folder that describe its tokenizer.
 
     Args:
-        file: `tokenizer.json`.
-        document: its content.
+        tokenizer: of `tokenizer.json`.
+        document: the content of this file.
         config: `config.json`.
         stated: `tokenizer_config.json`; empty without one.
         token_map: `special_tokens_map.json`; empty without one.
@@ -53,7 +54,7 @@ class TokenizerFolder:
 
     """
 
-    file: Path
+    tokenizer: "tokenizers.Tokenizer"
     document: dict[str, Any]
     config: dict[str, Any] = field(default_factory=dict)
     stated: dict[str, Any] = field(default_factory=dict)
@@ -61,9 +62,9 @@ class TokenizerFolder:
     added: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, tokenizer: Path) -> "TokenizerFolder":
-        """Read the files beside `tokenizer`; raise CheckpointError for one that is no JSON object."""
-        files = [tokenizer, *(tokenizer.parent / name for name in (CONFIG, *TOKENIZER_SETTINGS))]
+    def read(cls, file: Path, tokenizer: "tokenizers.Tokenizer") -> "TokenizerFolder":
+        """Read `file` of `tokenizer` and those beside it; raise CheckpointError for one that is no JSON object."""
+        files = [file, *(file.parent / name for name in (CONFIG, *TOKENIZER_SETTINGS))]
         return cls(tokenizer, *(read_json(file) if file.exists() else {} for file in files))
 
     @cached_property
@@ -143,20 +144,11 @@ Stage = Callable[["tokenizers.Tokenizer", TokenizerFolder], "tokenizers.Tokenize
 """Changes a tokenizer, or returns another one; None if it changes nothing."""
 
 
-def parse(document: Mapping[str, Any] | bytes) -> "tokenizers.Tokenizer":
-    """Return the tokenizer of a document, without truncation and padding; raise UnbuildableError."""
-    from tokenizers import Tokenizer
-
-    content = document if isinstance(document, bytes) else json.dumps(document).encode()
+def _parse(document: Mapping[str, Any]) -> "tokenizers.Tokenizer":
     try:
-        tokenizer = Tokenizer.from_buffer(content)
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
-    except BaseException as error:  # the package has no exception of its own
-        if not (is_failure(error) or isinstance(error, ValueError)):
-            raise
-        raise UnbuildableError(" ".join(str(error).split())) from error
+        return parse_tokenizer("tokenizer.json", json.dumps(document).encode())
+    except ArtifactError as error:
+        raise UnbuildableError(error.got) from error
 
 
 def set_parts(tokenizer: "tokenizers.Tokenizer", normalizer: Part, pre_tokenizer: Part) -> None:
@@ -169,7 +161,7 @@ def set_parts(tokenizer: "tokenizers.Tokenizer", normalizer: Part, pre_tokenizer
         "decoder": None,
         "model": model,
     }
-    made = parse({**empty, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer})
+    made = _parse({**empty, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer})
     tokenizer.normalizer = made.normalizer
     tokenizer.pre_tokenizer = made.pre_tokenizer
 
@@ -214,7 +206,7 @@ def rebuild(tokenizer: "tokenizers.Tokenizer", folder: TokenizerFolder) -> "toke
     normalizer, pre_tokenizer = recipe.normalizer(settings, document.get("normalizer")), recipe.pre_tokenizer(settings)
     model = _build_model(recipe, document["model"], settings)
     if any((document["model"].get(name) or None) != (value or None) for name, value in model.items()):
-        return parse({**document, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "model": model})
+        return _parse({**document, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "model": model})
     set_parts(tokenizer, normalizer, pre_tokenizer)
     return tokenizer
 

@@ -18,12 +18,11 @@ from preblock.export.library_tokenizer import (
     TokenizerFolder,
     UnbuildableError,
     correct_mistral,
-    parse,
     set_option,
     text_of,
 )
 from preblock.export.tokenizer_classes import CLASSES
-from preblock.models.checkpoints.weight_files import one_line, read_bytes
+from preblock.models.checkpoints.weight_files import one_line
 from preblock.service.artifacts.parity import TokenizerConflict
 from preblock.service.core.errors import shorten
 from preblock.service.runtime.tokenizer import SAMPLES, copy_tokenizer, is_failure
@@ -50,13 +49,13 @@ FRAMED_TYPES = ("llama", "mistral", "mixtral", "gemma", "cohere")
 """Beginnings of the model types with these classes in version 4."""
 
 
-def find_conflicts(tokenizer: Path) -> tuple[TokenizerConflict, ...]:
-    """Return the conflicts of the file `tokenizer`, one for each setting, those of ordinary text first.
+def find_conflicts(file: Path, tokenizer: "tokenizers.Tokenizer") -> tuple[TokenizerConflict, ...]:
+    """Return the conflicts of `tokenizer`, read from `file`: one for each setting, those of ordinary text first.
 
     A class of transformers that is not compared has none. Files in an unexpected form are one conflict.
     """
     try:
-        found = list(_find(TokenizerFolder.read(tokenizer)))
+        found = list(_find(TokenizerFolder.read(file, tokenizer)))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, UnbuildableError) as error:
         reason = shorten(" ".join(str(error).split()) or type(error).__name__)
         message = f"the files beside tokenizer.json cannot be compared: {reason}"
@@ -86,7 +85,7 @@ class _Comparison:
 
     def __init__(self, folder: TokenizerFolder) -> None:
         self._folder = folder
-        self._file = parse(read_bytes(folder.file))
+        self._file = folder.tokenizer
         self._samples = list(self._make_samples())
         self._ids = self._encode(self._file)
         self._library: tokenizers.Tokenizer | None = None
