@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from preblock.export.options import TOKENIZER_SETTINGS
-from preblock.export.tokenizer_classes import CLASSES, MISTRAL_SPLIT, PLAIN, Part, TokenizerClass, find_class
+from preblock.export.tokenizer_classes import CLASSES, MISTRAL_SPLIT, OPTIONS, PLAIN, Part, TokenizerClass, find_class
 from preblock.models.checkpoints.static_reader import CONFIG
 from preblock.models.checkpoints.weight_files import read_json
 from preblock.service.core.errors import ArtifactError
@@ -191,7 +191,7 @@ def option_stage(option: str) -> Stage:
     def apply(tokenizer: "tokenizers.Tokenizer", folder: TokenizerFolder) -> "tokenizers.Tokenizer | None":
         if folder.recipe is None or option not in folder.recipe.options:
             return None
-        key, settings = folder.recipe.options[option], folder.settings
+        key, settings = OPTIONS[option], folder.settings
         value = (folder.recipe.normalizer(settings, None) or {}).get(key, bool(settings.get(option)))
         return tokenizer if set_option(tokenizer, key, value) else None
 
@@ -246,7 +246,7 @@ def add_tokens(tokenizer: "tokenizers.Tokenizer", folder: TokenizerFolder) -> "t
     further = [token for index, token in enumerate(special) if token not in special[:index]]
     tokens += [_make_token(token, True, folder) for token in further if text_of(token) not in known]
     result.add_tokens(tokens)
-    if folder.class_name in ("Qwen2Tokenizer", "CohereTokenizer"):
+    if folder.recipe and folder.recipe.adds_again:
         result.add_tokens([_make_token(text_of(token), True) for token in special])
     return result
 
@@ -303,7 +303,7 @@ def correct_mistral(tokenizer: "tokenizers.Tokenizer", folder: TokenizerFolder) 
 
 
 STAGES: tuple[tuple[str, Stage], ...] = (
-    *((option, option_stage(option)) for option in dict.fromkeys(o for c in CLASSES.values() for o in c.options)),
+    *((option, option_stage(option)) for option in OPTIONS),
     ("tokenizer_class", rebuild),
     ("added tokens", add_tokens),
     ("split_special_tokens", split_special),
