@@ -218,10 +218,10 @@ def detect_format(folder: Path, options: ExportOptions) -> Format:
         hint = hint or describe_model_folder(folder, CONFIG) or (found and f", {found}")
         raise ExportError(f"{folder}: the folder holds neither {CONFIG} nor {DESCRIPTION}{hint}")
     try:
-        if is_stem(folder, options.side):
+        document = read_json(folder / CONFIG)
+        if is_stem(document, options.side):
             options.refuse("a stem", "front-ends of token ids", TOKEN_OPTIONS)
             return "stem"
-        document = read_json(folder / CONFIG)
         if _needs_discovery(document):
             allowed = "model types with a row in the family table"
             options.refuse(repr(document["model_type"]), allowed, ROW_OPTIONS)
