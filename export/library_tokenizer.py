@@ -12,24 +12,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preblock.export.tokenizer_classes import (
-    CLASSES,
-    MISTRAL_SPLIT,
-    PLAIN,
-    Part,
-    TokenizerClass,
-    find_class,
-)
+from preblock.export.options import TOKENIZER_SETTINGS
+from preblock.export.tokenizer_classes import CLASSES, MISTRAL_SPLIT, OPTIONS, PLAIN, Part, TokenizerClass, find_class
+from preblock.models.checkpoints.static_reader import CONFIG
 from preblock.models.checkpoints.weight_files import read_json
-from preblock.service.runtime.tokenizer import is_failure
+from preblock.service.core.errors import ArtifactError
+from preblock.service.runtime.tokenizer import parse_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
 
-CONFIG, SETTINGS = "config.json", "tokenizer_config.json"
-TOKEN_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
-FOLDER_FILES = (SETTINGS, TOKEN_MAP, ADDED_TOKENS)
-"""Files beside `tokenizer.json` that the library reads."""
+SETTINGS, TOKEN_MAP, ADDED_TOKENS = TOKENIZER_SETTINGS
 NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 MISTRAL_TYPES = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
 MIN_MISTRAL_VOCABULARY = 100_000
@@ -52,8 +45,8 @@ class TokenizerFolder:
     """The files of a folder that describe its tokenizer.
 
     Args:
-        file: `tokenizer.json`.
-        document: its content.
+        tokenizer: of `tokenizer.json`.
+        document: the content of this file.
         config: `config.json`.
         stated: `tokenizer_config.json`; empty without one.
         token_map: `special_tokens_map.json`; empty without one.
@@ -61,7 +54,7 @@ class TokenizerFolder:
 
     """
 
-    file: Path
+    tokenizer: "tokenizers.Tokenizer"
     document: dict[str, Any]
     config: dict[str, Any] = field(default_factory=dict)
     stated: dict[str, Any] = field(default_factory=dict)
@@ -69,9 +62,9 @@ class TokenizerFolder:
     added: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, tokenizer: Path) -> "TokenizerFolder":
-        """Read the files beside `tokenizer`; raise CheckpointError for one that is no JSON object."""
-        files = [tokenizer, *(tokenizer.parent / name for name in (CONFIG, *FOLDER_FILES))]
+    def read(cls, file: Path, tokenizer: "tokenizers.Tokenizer") -> "TokenizerFolder":
+        """Read `file` of `tokenizer` and those beside it; raise CheckpointError for one that is no JSON object."""
+        files = [file, *(file.parent / name for name in (CONFIG, *TOKENIZER_SETTINGS))]
         return cls(tokenizer, *(read_json(file) if file.exists() else {} for file in files))
 
     @cached_property
@@ -151,20 +144,11 @@ Stage = Callable[["tokenizers.Tokenizer", TokenizerFolder], "tokenizers.Tokenize
 """Changes a tokenizer, or returns another one; None if it changes nothing."""
 
 
-def parse(document: Mapping[str, Any] | bytes) -> "tokenizers.Tokenizer":
-    """Return the tokenizer of a document, without truncation and padding; raise UnbuildableError."""
-    from tokenizers import Tokenizer
-
-    content = document if isinstance(document, bytes) else json.dumps(document).encode()
+def _parse(document: Mapping[str, Any]) -> "tokenizers.Tokenizer":
     try:
-        tokenizer = Tokenizer.from_buffer(content)
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
-    except BaseException as error:  # the package has no exception of its own
-        if not (is_failure(error) or isinstance(error, ValueError)):
-            raise
-        raise UnbuildableError(" ".join(str(error).split())) from error
+        return parse_tokenizer("tokenizer.json", json.dumps(document).encode())
+    except ArtifactError as error:
+        raise UnbuildableError(error.got) from error
 
 
 def set_parts(tokenizer: "tokenizers.Tokenizer", normalizer: Part, pre_tokenizer: Part) -> None:
@@ -177,7 +161,7 @@ def set_parts(tokenizer: "tokenizers.Tokenizer", normalizer: Part, pre_tokenizer
         "decoder": None,
         "model": model,
     }
-    made = parse({**empty, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer})
+    made = _parse({**empty, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer})
     tokenizer.normalizer = made.normalizer
     tokenizer.pre_tokenizer = made.pre_tokenizer
 
@@ -207,7 +191,7 @@ def option_stage(option: str) -> Stage:
     def apply(tokenizer: "tokenizers.Tokenizer", folder: TokenizerFolder) -> "tokenizers.Tokenizer | None":
         if folder.recipe is None or option not in folder.recipe.options:
             return None
-        key, settings = folder.recipe.options[option], folder.settings
+        key, settings = OPTIONS[option], folder.settings
         value = (folder.recipe.normalizer(settings, None) or {}).get(key, bool(settings.get(option)))
         return tokenizer if set_option(tokenizer, key, value) else None
 
@@ -222,7 +206,7 @@ def rebuild(tokenizer: "tokenizers.Tokenizer", folder: TokenizerFolder) -> "toke
     normalizer, pre_tokenizer = recipe.normalizer(settings, document.get("normalizer")), recipe.pre_tokenizer(settings)
     model = _build_model(recipe, document["model"], settings)
     if any((document["model"].get(name) or None) != (value or None) for name, value in model.items()):
-        return parse({**document, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "model": model})
+        return _parse({**document, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "model": model})
     set_parts(tokenizer, normalizer, pre_tokenizer)
     return tokenizer
 
@@ -262,7 +246,7 @@ def add_tokens(tokenizer: "tokenizers.Tokenizer", folder: TokenizerFolder) -> "t
     further = [token for index, token in enumerate(special) if token not in special[:index]]
     tokens += [_make_token(token, True, folder) for token in further if text_of(token) not in known]
     result.add_tokens(tokens)
-    if folder.class_name in ("Qwen2Tokenizer", "CohereTokenizer"):
+    if folder.recipe and folder.recipe.adds_again:
         result.add_tokens([_make_token(text_of(token), True) for token in special])
     return result
 
@@ -319,7 +303,7 @@ def correct_mistral(tokenizer: "tokenizers.Tokenizer", folder: TokenizerFolder) 
 
 
 STAGES: tuple[tuple[str, Stage], ...] = (
-    *((option, option_stage(option)) for option in dict.fromkeys(o for c in CLASSES.values() for o in c.options)),
+    *((option, option_stage(option)) for option in OPTIONS),
     ("tokenizer_class", rebuild),
     ("added tokens", add_tokens),
     ("split_special_tokens", split_special),

@@ -29,9 +29,11 @@ MIN_SIMILARITY = 0.5
 
 ADAPTER = "adapter_config.json"
 """File of an adapter of PEFT."""
-SMALL_FILES = (CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER, ADAPTER)
-"""Files that an export looks for beside those of weights. They name these, except for the tokenizer, to be copied, and
-an adapter."""
+TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""Files beside `tokenizer.json` that transformers reads."""
+SMALL_FILES = (CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER, *TOKENIZER_SETTINGS, ADAPTER)
+"""Files that an export looks for beside those of weights. They name these, except for the tokenizer, to be copied, its
+settings, and an adapter."""
 ROW_OPTIONS = ("arithmetic", "segments", "rotary_length", "reference")
 """Options for choices that a model type with a row in the family table leaves open."""
 CHECKPOINT_OPTIONS = ("side", "tokens_only", "tokenizer", *ROW_OPTIONS)
@@ -216,10 +218,10 @@ def detect_format(folder: Path, options: ExportOptions) -> Format:
         hint = hint or describe_model_folder(folder, CONFIG) or (found and f", {found}")
         raise ExportError(f"{folder}: the folder holds neither {CONFIG} nor {DESCRIPTION}{hint}")
     try:
-        if is_stem(folder, options.side):
+        document = read_json(folder / CONFIG)
+        if is_stem(document, options.side):
             options.refuse("a stem", "front-ends of token ids", TOKEN_OPTIONS)
             return "stem"
-        document = read_json(folder / CONFIG)
         if _needs_discovery(document):
             allowed = "model types with a row in the family table"
             options.refuse(repr(document["model_type"]), allowed, ROW_OPTIONS)

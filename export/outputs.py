@@ -24,7 +24,6 @@ from preblock.export.reference import Described, Reference
 from preblock.export.table_formats import TableFormat, table_names, transposed_names
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_data import FrontEndData
-from preblock.models.modules.ngram_config import CONTEXT
 from preblock.service.artifacts import names
 from preblock.service.artifacts.parity import OutputParity
 from preblock.service.runtime.session import Session
@@ -86,7 +85,7 @@ def _width(of: Described) -> Shape:
 
 
 def _expect_ngrams(reference: Reference, feeds: Feeds, output: str) -> NDArray[Any]:
-    return reference.ngram_outputs(feeds["input_ids"], feeds[CONTEXT])[output]
+    return reference.ngram_outputs(feeds["input_ids"], feeds[names.CONTEXT])[output]
 
 
 OUTPUTS: Mapping[str, Output] = {
@@ -142,9 +141,7 @@ OUTPUTS: Mapping[str, Output] = {
         title=f"The rows of n-gram tables for some layers of a transformer, from the last ids. {UNCHECKED}",
         shape=lambda of: of.signature.row_ids,
         write=partial(write_ngram_outputs, output=names.NGRAM_ROW_IDS),
-        expect=lambda reference, feeds: reference.ngram_outputs(feeds["input_ids"], feeds[CONTEXT])[
-            names.NGRAM_ROW_IDS
-        ],
+        expect=partial(_expect_ngrams, output=names.NGRAM_ROW_IDS),
         calls=ngram_calls,
     ),
     names.NGRAM_ROWS_GRAPH: Output(
@@ -175,19 +172,10 @@ def outputs_of(described: Described) -> dict[str, Output]:
 def write_graphs(
     data: FrontEndData, folder: Path, report: Report = lambda _: None, format_: TableFormat | None = None
 ) -> None:
-    """Write the graphs of `data` into `folder`, over one data file.
+    """Write the graphs of `data` into `folder`, over one data file: those of `OUTPUTS` that the front-end has.
 
-    - `model.onnx` has int64 inputs `input_ids` (batch, length) and `offset` (1,) or (batch,), and the float32 output
-      `embeddings` (batch, length, D). Further indices and `attention_mask` (batch, length) are inputs if the
-      front-end has them. It holds every trained weight, also those of other graphs.
-    - `token.onnx` has input `input_ids` and output `token_embeddings`; it is omitted if that equals `embeddings`.
-    - `unscaled.onnx` has output `unscaled_token_embeddings`, if `token_embeddings` include an embedding scale.
-    - `layer.tokens.onnx` and `layer.inputs.onnx` have the inputs of all layers, if there are any.
-    - `ngrams.onnx` and `ngram.ids.onnx` have the n-gram embeddings and their rows, and the further input `context`
-      (batch, n - 1); `ngram.rows.onnx` has the embeddings of row ids, its only input.
-    - With rotary attention, `model.onnx` also has cosines and sines, (1 or batch, length, R). `embeddings.onnx` omits
-      them, because onnxruntime computes every output of a graph.
-    - `bias.onnx` has the attention bias, as in `build_bias`.
+    `model.onnx` holds every trained weight, also those of other graphs. `embeddings.onnx` omits the rotary outputs,
+    because onnxruntime computes every output of a graph.
 
     Args:
         data: the front-end.

@@ -13,9 +13,8 @@ from pydantic import JsonValue
 
 from preblock.export.reference import Described, ngram_row_ids
 from preblock.models.modules.bias import RelativeSinusoidConfig
-from preblock.models.modules.ngram_config import CONTEXT
 from preblock.models.modules.signature import Signature
-from preblock.service.artifacts.names import NGRAM_ROW_IDS
+from preblock.service.artifacts.names import CONTEXT, NGRAM_ROW_IDS
 
 BATCHES = (1, 2, 5)
 LENGTHS = (1, 2, 17)

@@ -26,8 +26,7 @@ from preblock.models.modules.bias import (
     relative_frequencies,
     t5_borders,
 )
-from preblock.models.modules.ngram_config import NGRAMS, ROW_IDS, NgramConfig
-from preblock.models.modules.per_layer_config import INPUTS, TOKEN_INPUTS
+from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.rotary_config import attention_factor, rotary_frequencies
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.signature import Signature
@@ -46,6 +45,7 @@ from preblock.models.steps import (
     Weights,
     names_of,
 )
+from preblock.service.artifacts.names import NGRAM_ROW_IDS, NGRAMS, PER_LAYER, PER_LAYER_TOKENS
 from preblock.service.core.types import Int64
 
 CHUNK_VALUES = 2**18
@@ -147,7 +147,7 @@ class NumpyReference:
         normed = projected / np.sqrt(np.square(projected).mean(-1, keepdims=True) + config.eps)
         combined = (normed * self._tensors["per_layer.norm.weight"] + tokens) / np.sqrt(2)
         flat = combined.astype(np.float32).reshape(*ids.shape, config.layers * config.width)
-        return {TOKEN_INPUTS: tokens, INPUTS: flat}
+        return {PER_LAYER_TOKENS: tokens, PER_LAYER: flat}
 
     def ngram_outputs(self, ids: Int64, context: Int64) -> dict[str, Array]:
         """Return row ids and, with tables, their embeddings."""
@@ -155,12 +155,12 @@ class NumpyReference:
         assert config is not None
         row_ids = ngram_row_ids(config, self._config.tokens.rows, ids, context)
         if config.referenced:
-            return {ROW_IDS: row_ids}
+            return {NGRAM_ROW_IDS: row_ids}
         layers = [
             self._take(f"ngrams.tables.{layer}.weight", row_ids[:, :, layer]).reshape(*ids.shape, config.width)
             for layer in range(len(config.layers))
         ]
-        return {ROW_IDS: row_ids, NGRAMS: np.stack(layers, axis=2)}
+        return {NGRAM_ROW_IDS: row_ids, NGRAMS: np.stack(layers, axis=2)}
 
     def rotary_outputs(self, ids: Int64, offset: Int64) -> dict[str, Float32]:
         """Return cosines and sines by name."""

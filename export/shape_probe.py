@@ -16,8 +16,7 @@ from preblock.export.outputs import OUTPUTS
 from preblock.export.parity import Arguments, Float32, compare, judge
 from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, feeds_of, longest
 from preblock.export.reference import Reference
-from preblock.models.modules.ngram_config import CONTEXT
-from preblock.service.artifacts.names import EMBEDDINGS
+from preblock.service.artifacts.names import CONTEXT, EMBEDDINGS
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.session import Session
 

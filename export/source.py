@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union
 
 from preblock.export.errors import ExportError
-from preblock.export.library_tokenizer import FOLDER_FILES
 from preblock.export.options import SMALL_FILES, ExportOptions, Format, ResolvedSource, detect_format
 from preblock.export.progress import Report, StepProgress
 from preblock.export.referenced_tables import ReferencedTables, reference_tables
-from preblock.export.tokenizer_conflicts import find_conflicts
 from preblock.models.checkpoints.consumers import inputs_beside
 from preblock.models.checkpoints.reader import files_needed, find_ngram_tables, read_frontend
 from preblock.models.checkpoints.static_reader import (
@@ -40,7 +38,7 @@ from preblock.service.artifacts.manifest import Resized, SentencePooling, SoftPr
 from preblock.service.artifacts.names import TOKENIZER
 from preblock.service.artifacts.parity import OutputParity, TokenizerConflict
 from preblock.service.core.errors import PreblockError
-from preblock.service.runtime.tokenizer import check_tokenizer
+from preblock.service.runtime.tokenizer import check_tokenizer, parse_tokenizer
 
 NEEDS_TORCH: Mapping[Format, str] = {
     "stem": "an image or audio stem",
@@ -49,6 +47,8 @@ NEEDS_TORCH: Mapping[Format, str] = {
 """The formats that need torch, in words."""
 
 if TYPE_CHECKING:
+    import tokenizers
+
     from preblock.models.custom_frontend import CustomFrontEnd
     from preblock.models.modules.stems import Stem
 
@@ -134,33 +134,37 @@ def _load_folder(
         raise ExportError("; ".join(filter(None, (str(error), describe_second_source(folder))))) from error
     config = folder / (DESCRIPTION if format_ == "description" else CONFIG)
     record = record.model_copy(update={"config_sha256": describe(config).sha256})
-    tokenizer = folder / TOKENIZER
+    file = folder / TOKENIZER
     loaded = LoadedSource(
         frontend, record, discovery=discovery, tables=tables, beside=beside, warning=describe_second_source(folder)
     )
-    if not isinstance(frontend, FrontEndData) or not os.path.lexists(tokenizer):
+    if not isinstance(frontend, FrontEndData) or not os.path.lexists(file):
         return loaded
-    _check_tokenizer(tokenizer, frontend)
-    conflicts = () if format_ == "description" else _check_folder(tokenizer, options.tokenizer)
-    return replace(loaded, tokenizer=tokenizer, conflicts=conflicts)
+    tokenizer = _open_tokenizer(file, frontend)
+    conflicts = () if format_ == "description" else _check_folder(file, tokenizer, options.tokenizer)
+    return replace(loaded, tokenizer=file, conflicts=conflicts)
 
 
-def _check_folder(tokenizer: Path, choice: str | None) -> tuple[TokenizerConflict, ...]:
+def _check_folder(file: Path, tokenizer: "tokenizers.Tokenizer", choice: str | None) -> tuple[TokenizerConflict, ...]:
     """Return the conflicts of a tokenizer; raise ExportError for one of ordinary text, unless `choice` allows it."""
-    conflicts = find_conflicts(tokenizer)
+    # Imported here, because only published checkpoints need its tables of classes.
+    from preblock.export.tokenizer_conflicts import find_conflicts
+
+    conflicts = find_conflicts(file, tokenizer)
     ordinary = [conflict.summary() for conflict in conflicts if conflict.ordinary]
     if ordinary and choice is None:
         raise ExportError(
-            f"{tokenizer}: ordinary text gets other ids than in transformers: {'; '.join(ordinary)}; let the files "
+            f"{file}: ordinary text gets other ids than in transformers: {'; '.join(ordinary)}; let the files "
             "agree, or keep the ids of tokenizer.json with `preblock export --tokenizer ignore-conflicts`"
         )
     return conflicts
 
 
-def _check_tokenizer(file: Path, frontend: FrontEndData) -> None:
-    """Open the tokenizer in `file`; raise ExportError unless all its ids are rows of the token table."""
+def _open_tokenizer(file: Path, frontend: FrontEndData) -> "tokenizers.Tokenizer":
+    """Return the tokenizer in `file`; raise ExportError unless all its ids are rows of the token table."""
     try:
-        largest = check_tokenizer(str(file), read_bytes(file))
+        tokenizer = parse_tokenizer(str(file), read_bytes(file))
+        largest = check_tokenizer(str(file), tokenizer)
     except (CheckpointError, PreblockError) as error:
         raise ExportError(str(error)) from error
     if largest >= (rows := frontend.signature.vocab_size):
@@ -168,12 +172,13 @@ def _check_tokenizer(file: Path, frontend: FrontEndData) -> None:
             f"{file}: the tokenizer gives ids up to {largest}, but the largest row of the token table is {rows - 1}; "
             "remove the tokens beyond it, or the file to export without a tokenizer"
         )
+    return tokenizer
 
 
 def _load_static(folder: Path, layout: StaticLayout, record: Source) -> LoadedSource:
     model = read_static(folder, layout)
     tokenizer = folder / layout.tokenizer
-    _check_tokenizer(tokenizer, model.frontend)
+    _open_tokenizer(tokenizer, model.frontend)
     return LoadedSource(
         model.frontend,
         record.model_copy(update={"config_sha256": describe(folder / layout.record).sha256}),
@@ -188,7 +193,7 @@ def _download(name: str, revision: str | None, options: ExportOptions) -> tuple[
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES, *FOLDER_FILES]))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES]))
         format_ = detect_format(folder, options)
         needed = weight_files(folder, format_, options)
         # The hub's cache names the folder of a snapshot by its commit.

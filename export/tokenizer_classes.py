@@ -5,7 +5,7 @@ Version 4 read all of the file. `PLAIN` stands for the class `TokenizersBackend`
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 PLAIN = "TokenizersBackend"
@@ -47,8 +47,9 @@ class TokenizerClass:
         pre_tokenizer: returns the pre-tokenizer from the settings.
         unknown: returns the id of the unknown token of a Unigram model.
         frame: attributes of the tokens before and after a text; None for the post-processor of the file.
-        options: settings with their keys in a normalizer or pre-tokenizer.
+        options: settings among `OPTIONS`.
         lstrip_mask: whether the mask token takes the spaces before it, if it is stated as text.
+        adds_again: whether it adds its special tokens once more, by their texts alone.
         named: returns further tokens from the settings.
 
     """
@@ -60,8 +61,9 @@ class TokenizerClass:
     normalizer: Callable[[Settings, Part], Part] = lambda _settings, _file: None
     unknown: Callable[[Settings, list[Any]], int | None] = lambda _settings, _vocabulary: None
     frame: tuple[str | None, str | None] | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
     lstrip_mask: bool = False
+    adds_again: bool = False
     named: Callable[[Settings], list[Any]] = _additional
 
 
@@ -191,12 +193,14 @@ def _bpe(**further: Any) -> dict[str, Any]:
 
 _UNK = "unk_token"
 """Stands for the unknown token of the settings among the parameters of a model."""
-_BERT_OPTIONS = {
+OPTIONS = {
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
+    "add_prefix_space": "add_prefix_space",
 }
-_PREFIX = {"add_prefix_space": "add_prefix_space"}
+"""Settings with their keys in a normalizer or pre-tokenizer."""
+_BERT_OPTIONS, _PREFIX = ("do_lower_case", "strip_accents", "tokenize_chinese_chars"), ("add_prefix_space",)
 _WORD_PIECE = {"unk_token": _UNK, "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
 _BERT = {
     "unk_token": "[UNK]",
@@ -272,7 +276,7 @@ CLASSES: dict[str, TokenizerClass] = {
         frame=_CLS_SEP,
         options=_PREFIX,
     ),
-    "Qwen2Tokenizer": _qwen(QWEN2_SPLIT),
+    "Qwen2Tokenizer": replace(_qwen(QWEN2_SPLIT), adds_again=True),
     "Qwen3_5Tokenizer": _qwen(QWEN3_5_SPLIT),
     "LlamaTokenizer": TokenizerClass("BPE", _LLAMA, _bpe(fuse_unk=True, byte_fallback=True), _llama_words),
     "GemmaTokenizer": TokenizerClass(
@@ -303,6 +307,7 @@ CLASSES: dict[str, TokenizerClass] = {
         lambda settings: _sequence({"type": "Digits", "individual_digits": True}, _byte_level(settings)),
         lambda _settings, _file: _NFC,
         options=_PREFIX,
+        adds_again=True,
     ),
     "CLIPTokenizer": TokenizerClass(
         "BPE",

@@ -18,12 +18,11 @@ from preblock.export.library_tokenizer import (
     TokenizerFolder,
     UnbuildableError,
     correct_mistral,
-    parse,
     set_option,
     text_of,
 )
-from preblock.export.tokenizer_classes import CLASSES
-from preblock.models.checkpoints.weight_files import one_line, read_bytes
+from preblock.export.tokenizer_classes import OPTIONS
+from preblock.models.checkpoints.weight_files import one_line
 from preblock.service.artifacts.parity import TokenizerConflict
 from preblock.service.core.errors import shorten
 from preblock.service.runtime.tokenizer import SAMPLES, copy_tokenizer, is_failure
@@ -44,19 +43,15 @@ MAX_COMMON_TOKENS = 8
 MARKUP = re.compile(r"[<\[{|(▁#_-]\S*|\S*[>\]}|)_]")
 Ids = tuple[int, ...] | None
 """The ids of a text; None if the tokenizer fails on it."""
-FRAMED_BY_VERSION_4 = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
-"""Classes whose version 4 followed `add_bos_token` and `add_eos_token`."""
-FRAMED_TYPES = ("llama", "mistral", "mixtral", "gemma", "cohere")
-"""Beginnings of the model types with these classes in version 4."""
 
 
-def find_conflicts(tokenizer: Path) -> tuple[TokenizerConflict, ...]:
-    """Return the conflicts of the file `tokenizer`, one for each setting, those of ordinary text first.
+def find_conflicts(file: Path, tokenizer: "tokenizers.Tokenizer") -> tuple[TokenizerConflict, ...]:
+    """Return the conflicts of `tokenizer`, read from `file`: one for each setting, those of ordinary text first.
 
     A class of transformers that is not compared has none. Files in an unexpected form are one conflict.
     """
     try:
-        found = list(_find(TokenizerFolder.read(tokenizer)))
+        found = list(_find(TokenizerFolder.read(file, tokenizer)))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, UnbuildableError) as error:
         reason = shorten(" ".join(str(error).split()) or type(error).__name__)
         message = f"the files beside tokenizer.json cannot be compared: {reason}"
@@ -86,7 +81,7 @@ class _Comparison:
 
     def __init__(self, folder: TokenizerFolder) -> None:
         self._folder = folder
-        self._file = parse(read_bytes(folder.file))
+        self._file = folder.tokenizer
         self._samples = list(self._make_samples())
         self._ids = self._encode(self._file)
         self._library: tokenizers.Tokenizer | None = None
@@ -161,14 +156,8 @@ class _Comparison:
         for setting, indices in groups.items():
             first = min(indices, key=self._rank)
             sample = self._samples[first]
-            yield TokenizerConflict(
-                setting=setting,
-                message=self._explain(stage, setting, sample),
-                text=sample.text,
-                ids=self._ids[first] or (),
-                other_ids=final[first] or (),
-                ordinary=sample.ordinary,
-            )
+            message = self._explain(stage, setting, sample)
+            yield self._conflict(setting, message, sample.text, final[first], ordinary=sample.ordinary)
 
     def _rank(self, index: int) -> tuple[bool, bool, int]:
         """Return a key that sorts samples by their use as an example: ordinary and short ones first."""
@@ -252,22 +241,18 @@ class _Comparison:
                 wanted.insert(0 if place == 0 else len(wanted), index)
             if index is not None and isinstance(setting, bool) and setting != has:
                 wrong.append((f"add_{name}", token, setting))
-        kind = str(stated.get("tokenizer_class")).removesuffix("Fast")
-        followed = kind in FRAMED_BY_VERSION_4 or (
-            "tokenizer_class" not in stated and str(self._folder.config.get("model_type")).startswith(FRAMED_TYPES)
-        )
         for setting, token, value in wrong:
             does = "adds no" if value else "adds"
             message = (
                 f"{SETTINGS} has {json.dumps(value)}, but tokenizer.json {does} {token!r}; transformers 5 ignores the "
-                f"setting{', version 4 followed it' if followed else ''}"
+                "setting"
             )
             yield self._conflict(setting, message, text, wanted)
 
     def _find_options(self) -> Iterator[TokenizerConflict]:
         """Compare settings of other classes with the fields of the file."""
         recipe = self._folder.recipe
-        for option, key in {name: key for each in CLASSES.values() for name, key in each.options.items()}.items():
+        for option, key in OPTIONS.items():
             value = self._folder.stated.get(option)
             if not isinstance(value, bool) or (recipe and option in recipe.options):
                 continue

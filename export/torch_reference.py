@@ -17,10 +17,10 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_data import FrontEndData
-from preblock.models.modules.ngram_config import CONTEXT
 from preblock.models.modules.signature import Signature
 from preblock.models.modules.tokens import TokenEmbedding
 from preblock.models.torch_arrays import tensor_of
+from preblock.service.artifacts.names import CONTEXT
 from preblock.service.core.types import Int64
 
 VERSION = f"torch {torch.__version__}"

@@ -125,9 +125,6 @@ def prove_artifact(reference: Reference, folder: Path, provider: str, report: Re
     step = _name_step(provider)
     report(step)
 
-    def session(graph: str = GRAPH) -> Session:
-        return open_session(folder, provider, graph)
-
     outputs: dict[str, OutputParity] = {}
     open_graph = partial(open_session, folder, provider)
     # No variable holds a session, because an open one keeps the memory of its runs.

@@ -70,7 +70,7 @@ def allowed_ulp(signature: StemSignature) -> float:
 
 
 def prove_stem(stem: Stem, session: Session, report: CaseReport = lambda *_: None) -> OutputParity:
-    """Compare `session` with `stem` over batches and sizes; `report` as in `parity.prove`.
+    """Compare `session` with `stem` over batches and sizes; `report` receives the finished ones.
 
     Raises:
         ParityError: a case differs by more than allowed; the error names the worst.

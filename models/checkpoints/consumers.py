@@ -4,7 +4,7 @@ from typing import Literal
 
 from preblock.models.config import FrontEndConfig
 from preblock.models.families import FAMILIES
-from preblock.models.families.readings import READ_VERSION, TRANSFORMERS, Reading
+from preblock.models.families.readings import READ_VERSION, Reading, transformers_reading
 from preblock.models.modules.per_layer_config import INPUTS, TOKEN_INPUTS
 
 MODEL = "model"
@@ -48,4 +48,4 @@ def consumers_of(config: FrontEndConfig, discovered_with: str | None = None) -> 
     if discovered_with is None and config.family.removesuffix("/tokens") not in FAMILIES:
         return (Reading(engine=MODEL, versions="", scale=scale, source="the source's consumer_scales"),)
     version = discovered_with.rpartition(" ")[2] if discovered_with else READ_VERSION
-    return (Reading(engine=TRANSFORMERS, versions=f"=={version}", scale=scale, source=version),)
+    return (transformers_reading(scale, version),)

@@ -5,10 +5,9 @@ Imports no torch.
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
-from preblock.models.checkpoints.weight_files import CheckpointError, read_json
+from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.families import FAMILIES, STEMS
 from preblock.models.families.family import WHOLE, Family
 from preblock.models.families.published_config import Config
@@ -38,15 +37,9 @@ def default_kinds(family: Family) -> list[str]:
     return [step.kind for step in family.steps(_LibraryDefaults({}))]
 
 
-def is_stem(folder: Path, side: str | None = None) -> bool:
-    """Return whether `side` of the checkpoint in `folder` is an encoder of images or spectrograms.
-
-    Raises:
-        CheckpointError: `config.json` is missing or damaged.
-
-    """
-    values = read_json(folder / "config.json")
-    return "/" not in str(values.get("model_type")) and row_name(values, side) in STEMS
+def is_stem(config: Mapping[str, Any], side: str | None = None) -> bool:
+    """Return whether `side` of the model with `config.json` is an encoder of images or spectrograms."""
+    return "/" not in str(config.get("model_type")) and row_name(config, side) in STEMS
 
 
 def row_name(config: Mapping[str, Any], side: str | None) -> str:

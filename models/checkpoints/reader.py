@@ -165,7 +165,7 @@ def _with_rotary(
         raise CheckpointError(f"--rotary-length: {refused}; leave the option out")
     if row is None:
         return config
-    tensor = _read_tensor(folder, family.prefix, row.tensors)
+    tensor = _read_tensor(folder, family.prefix, row.tensors) if row.tensors else None
     if tensor is not None:
         try:
             stored = [as_stored(output, tensor) for output in outputs]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from preblock.models.families.family import UNTIED, Family
+from preblock.models.families.family import UNTIED, Family, absolute
 from preblock.models.families.named_steps import (
     count_lookup_steps,
     counted_sinusoid_step,
@@ -60,16 +60,7 @@ def _m2m_100(side: str) -> Callable[[Config], list[Step]]:
     return lambda c: [_tokens(c, side), *_scaled(c, True), counted_sinusoid_step(c, "max_position_embeddings")]
 
 
-_ENCODER = Family(
-    steps=_bart("encoder"),
-    prefix="model.",
-    limit=None,
-    rotary=None,
-    bias=None,
-    tied=None,
-    consumers=None,
-    lookup=count_lookup_steps(False),
-)
+_ENCODER = replace(absolute(_bart("encoder"), "model.", None), lookup=count_lookup_steps(False))
 _DECODER = replace(_ENCODER, steps=_bart("decoder"), tied=UNTIED)
 _SCALES = replace(_DECODER, lookup=lambda _: 1, consumer_scales=True)
 _SHARES = "share_encoder_decoder_embeddings"

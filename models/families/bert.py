@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from preblock.models.families.family import ALL, TIED, Family, Tied
+from preblock.models.families.family import ALL, TIED, Family, Tied, absolute
 from preblock.models.families.layer_kinds import FULL, SLIDING, alternating_kinds
 from preblock.models.families.named_steps import (
     chosen_segment_steps,
@@ -112,15 +112,7 @@ def _roformer(c: Config) -> list[Step]:
     return [token_step(WORDS), segment_step(TYPES), _norm(c), *when(projected, project_step("embeddings_project"))]
 
 
-_ENCODER = Family(
-    steps=_bert,
-    prefix="bert.",
-    limit=None,
-    rotary=None,
-    bias=None,
-    tied=Tied(True, "cls.predictions.decoder.weight"),
-    consumers=None,
-)
+_ENCODER = absolute(_bert, "bert.", Tied(True, "cls.predictions.decoder.weight"))
 _ROBERTA = replace(
     _ENCODER, steps=_roberta, prefix="roberta.", tied=Tied(True, "lm_head.decoder.weight"), padding=1, only=ABSOLUTE
 )

@@ -108,6 +108,11 @@ class Family:
         return [tokens, *others]
 
 
+def absolute(steps: Callable[[Config], list[Step]], prefix: str, tied: Tied | None) -> Family:
+    """Return a row with absolute positions, a step: attention has none, and their table sets the limit."""
+    return Family(steps=steps, prefix=prefix, limit=None, rotary=None, bias=None, tied=tied, consumers=None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StemFamily:
     """One row: an encoder of images or spectrograms.

@@ -3,13 +3,10 @@
 from preblock.models.families import readings
 from preblock.models.families.decoders import multiplied
 from preblock.models.families.family import Family
-from preblock.models.families.readings import READ_VERSION, Reading
+from preblock.models.families.readings import Reading
 from preblock.models.families.rotary import Rotary
 
-_CONSUMERS = (
-    Reading(engine=readings.TRANSFORMERS, versions=f"=={READ_VERSION}", scale="none", source=READ_VERSION),
-    Reading(engine="vllm", versions=">=0.17", scale="none", source="0.17.1, 0.18.0 and 0.33.0"),
-)
+_CONSUMERS = (readings.transformers_reading("none"), readings.VLLM_SCALES)
 _LLAMA_CPP = Reading(
     engine="llama.cpp",
     versions="02eabed",

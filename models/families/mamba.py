@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from preblock.models.families.decoders import decoder, multiplied
 from preblock.models.families.family import TIED, UNTIED, Family, Tied
-from preblock.models.families.readings import READ_VERSION, TRANSFORMERS, Reading
+from preblock.models.families.readings import VLLM_SCALES, transformers_reading
 from preblock.models.families.rotary import Rotary
 
 _MAMBA = decoder(None, TIED, None, "embeddings", "embedding", prefix="backbone.")
@@ -19,13 +19,5 @@ MAMBA: dict[str, Family] = {
     "nemotron_h": decoder(4096, None, None, "embeddings", prefix="backbone."),
     "jamba": decoder(262144, UNTIED, None),
     "bamba": decoder(262144, UNTIED, Rotary(heads=32, share=(None, 0.5))),
-    "falcon_h1": multiplied(
-        8192,
-        Rotary(heads=32),
-        (
-            Reading(engine=TRANSFORMERS, versions=f"=={READ_VERSION}", scale="applied", source=READ_VERSION),
-            Reading(engine="vllm", versions=">=0.17", scale="none", source="0.17.1, 0.18.0 and 0.33.0"),
-        ),
-        lookup=2,
-    ),
+    "falcon_h1": multiplied(8192, Rotary(heads=32), (transformers_reading("applied"), VLLM_SCALES), lookup=2),
 }

@@ -30,6 +30,11 @@ class Reading:
     source: str
 
 
+def transformers_reading(scale: Literal["applied", "none"], version: str = READ_VERSION) -> Reading:
+    """Return the scale that a version of transformers expects, by its own source."""
+    return Reading(engine=TRANSFORMERS, versions=f"=={version}", scale=scale, source=version)
+
+
 GENAI = Reading(
     engine="onnxruntime-genai",
     versions="a0c04eb",
@@ -38,3 +43,4 @@ GENAI = Reading(
 )
 SGLANG_SCALES = Reading(engine="sglang", versions=">=0.5.9", scale="none", source="0.5.9 and 0.5.23")
 SGLANG_TAKES_SCALED = Reading(engine="sglang", versions=">=0.5.9", scale="applied", source="0.5.9 and 0.5.23")
+VLLM_SCALES = Reading(engine="vllm", versions=">=0.17", scale="none", source="0.17.1, 0.18.0 and 0.33.0")

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from preblock import models
-from preblock.models.families.family import TIED, Family, StemFamily, Tied
+from preblock.models.families.family import TIED, Family, StemFamily, Tied, absolute
 from preblock.models.families.named_steps import (
     count_lookup_steps,
     counted_sinusoid_step,
@@ -14,15 +14,11 @@ from preblock.models.families.named_steps import (
 )
 from preblock.models.steps import Scale
 
-_WHISPER = Family(
+_WHISPER = absolute(
     # `scale_embedding` is read by the library, and never used.
-    steps=lambda _: [token_step("decoder.embed_tokens"), learned_position_step("decoder.embed_positions")],
-    prefix="model.",
-    limit=None,
-    rotary=None,
-    bias=None,
-    tied=Tied(True, "proj_out.weight"),
-    consumers=None,
+    lambda _: [token_step("decoder.embed_tokens"), learned_position_step("decoder.embed_positions")],
+    "model.",
+    Tied(True, "proj_out.weight"),
 )
 
 SPEECH: dict[str, Family] = {

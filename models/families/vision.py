@@ -5,21 +5,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from preblock import models
-from preblock.models.families.family import Family, StemFamily
+from preblock.models.families.family import Family, StemFamily, absolute
 from preblock.models.families.named_steps import learned_position_step, token_step
 from preblock.models.families.published_config import Config
 
 if TYPE_CHECKING:
     from preblock.models.modules.stems import StemConfig
 
-_CLIP_TEXT = Family(
-    steps=lambda _: [token_step("embeddings.token_embedding"), learned_position_step("embeddings.position_embedding")],
-    prefix="text_model.",
-    limit=None,
-    rotary=None,
-    bias=None,
-    tied=None,
-    consumers=None,
+_CLIP_TEXT = absolute(
+    lambda _: [token_step("embeddings.token_embedding"), learned_position_step("embeddings.position_embedding")],
+    "text_model.",
+    None,
 )
 
 CLIP: dict[str, Family] = {

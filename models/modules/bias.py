@@ -10,17 +10,14 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import ml_dtypes
 import numpy as np
 
 from preblock.models.float32_powers import Floats, powers
-from preblock.models.serialization import Count, Flag, Keys, Positive, Rule, check_fields, config_of
+from preblock.models.serialization import Count, Flag, Keys, Positive, Text, check_fields, config_of
 from preblock.models.torch_import import import_torch
-
-RECIPES = ("exact", "float32_powers", "float32_reciprocals")
-"""Recipes of the slopes of ALiBi."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +27,15 @@ class AlibiConfig:
     kind: ClassVar[str] = "alibi"
     heads: Count
     anchor: Literal["query", "first", "last"] = "query"
-    recipe: Annotated[str, Rule(RECIPES.__contains__, ", ".join(RECIPES))] = "exact"
+    recipe: Text = "exact"
     arithmetic: Literal["float32", "bfloat16"] = "float32"
     divisor: Positive = 1.0
 
     def __post_init__(self) -> None:
         """Raise ValueError unless every value is allowed."""
         check_fields(self)
+        if self.recipe not in SLOPES:
+            raise ValueError(f"recipe: got {self.recipe!r}, expected {', '.join(SLOPES)}")
 
 
 @dataclass(frozen=True, kw_only=True)

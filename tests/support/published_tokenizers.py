@@ -175,8 +175,8 @@ def decoder_of(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_folder(folder: Path, files: Mapping[str, Any]) -> Path:
-    """Write JSON files, and return `tokenizer.json` among them."""
+    """Write JSON files, and return their folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
-    return folder / "tokenizer.json"
+    return folder

@@ -160,6 +160,7 @@ def test_deeply_nested_json_is_rejected(gpt: Path) -> None:
 
 def test_family_name_with_side_as_model_type_is_rejected(gpt: Path) -> None:
     for model_type in ("bart/encoder", "clip/vision", "whisper/encoder"):
-        (gpt / "config.json").write_text(json.dumps(CONFIG | {"model_type": model_type}))
-        assert not is_stem(gpt)
+        config = CONFIG | {"model_type": model_type}
+        (gpt / "config.json").write_text(json.dumps(config))
+        assert not is_stem(config)
         assert f"the model_type '{model_type}' is unknown" in rejection(CheckpointError, read_frontend, gpt)

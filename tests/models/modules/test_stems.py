@@ -51,7 +51,7 @@ def found(folder: Path, name: str, values: Tensor) -> Tensor:
 def test_saved_stem_equals_transformers_block_0_input(name: str, tmp_path: Path) -> None:
     _, config, side, _ = MODELS[name]
     folder = save(name, tmp_path)
-    assert is_stem(folder, side)
+    assert is_stem(json.loads((folder / "config.json").read_text()), side)
     assert (f"{config.model_type}/{side}" if side else config.model_type) in STEMS
     for batch in (1, 3):
         values = sample(name, batch)
