@@ -1,6 +1,7 @@
-"""Folders of a repository without permission to read."""
+"""Folders of a repository without permission to read, entries that are no model, and too few descriptors."""
 
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from preblock.service.artifacts.catalog import find_artifacts
-from preblock.service.core.errors import ArtifactError
+from preblock.service.core.errors import ArtifactError, Unavailable
+from preblock.service.core.files import read_file
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 
@@ -64,3 +66,34 @@ def test_repository_without_permission_is_named(public: Path) -> None:
     public.chmod(0)
     with ordinary_user(), pytest.raises(ArtifactError, match=f"{public} cannot be read: permission denied"):
         find_artifacts(public)
+
+
+def test_entry_that_is_no_model_is_passed_over(public: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (public / "notes.txt").touch()
+    (public / "lost+found").mkdir(0)
+    (public / "gpt/2").symlink_to("nowhere")
+    (public / "gpt/3").symlink_to("3")
+    with ordinary_user():
+        assert [(name, version) for name, version, _ in find_artifacts(public)] == [
+            ("bert", 1),
+            ("bert", 2),
+            ("gpt", 1),
+        ]
+    assert caplog.messages == []
+
+
+def test_lack_of_descriptors_is_no_fault_of_the_folder(tiny_repository: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            find_artifacts(tiny_repository)
+        with pytest.raises(Unavailable, match=r"manifest\.json cannot be read: too many open files"):
+            read_file(tiny_repository / "gpt/1/manifest.json", 2**20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_file_that_fails_when_read_is_named() -> None:
+    with pytest.raises(ArtifactError, match="mem cannot be read: input/output error"):
+        read_file(Path(f"/proc/{os.getpid()}/mem"), 1)
