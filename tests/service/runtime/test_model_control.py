@@ -17,10 +17,10 @@ import pytest
 
 from preblock.service.artifacts.names import GRAPH
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
+from preblock.service.runtime import model_control
 from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime import model_control
 from preblock.service.runtime.worker_states import (
     AppliedState,
     applied,
@@ -267,13 +267,13 @@ def test_load_overtaken_by_unload_raises_no_error(root: Path) -> None:
 
 
 @pytest.fixture
-def worker(root: Path, tmp_path: Path) -> Iterator[tuple[ModelControl, Path]]:
+def worker(root: Path, tmp_path: Path) -> tuple[ModelControl, Path]:
     """Return the control of a worker that follows changes of others, and the folder through which they agree."""
     shared = tmp_path / "shared"
     shared.mkdir()
     control = ModelControl(Repository(root, CPU, 1), "explicit", 1, shared)
     write_desired(shared, control.first_state())
-    yield control, shared
+    return control, shared
 
 
 def test_worker_joins_with_the_latest_change(worker: tuple[ModelControl, Path], root: Path) -> None:
