@@ -3,9 +3,7 @@
 import os
 import resource
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,25 +13,14 @@ from preblock.service.core.errors import ArtifactError, Unavailable
 from preblock.service.core.files import read_file
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-
-
-@contextmanager
-def ordinary_user() -> Iterator[None]:
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
+from tests.support.permissions import limited, ordinary_user, public_folder
 
 
 @pytest.fixture
 def public(tiny_repository: Path) -> Iterator[Path]:
-    """A repository outside pytest's private folders, for another user."""
-    if os.geteuid():
-        pytest.skip("needs root, to become another user")
-    with tempfile.TemporaryDirectory() as place:
-        root = shutil.copytree(tiny_repository, Path(place) / "repository")
-        for folder in (Path(place), root, *root.rglob("*/")):
+    with public_folder() as place:
+        root = shutil.copytree(tiny_repository, place / "repository")
+        for folder in (root, *root.rglob("*/")):
             folder.chmod(0o755)
         yield root
 
@@ -83,15 +70,11 @@ def test_entry_that_is_no_model_is_passed_over(public: Path, caplog: pytest.LogC
 
 
 def test_lack_of_descriptors_is_no_fault_of_the_folder(tiny_repository: Path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
+    with limited(resource.RLIMIT_NOFILE, 0):
         with pytest.raises(OSError, match="Too many open files"):
             find_artifacts(tiny_repository)
         with pytest.raises(Unavailable, match=r"manifest\.json cannot be read: too many open files"):
             read_file(tiny_repository / "gpt/1/manifest.json", 2**20)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_file_that_fails_when_read_is_named() -> None:
