@@ -45,6 +45,7 @@ def build_bias(data: FrontEndData) -> onnx.ModelProto:
     The output is float32 `bias` (1, H, Q, K), of a sinusoid `relative_positions` (rows, D). A trained table is stored
     in the graph itself: published models have 32 buckets by at most 128 heads, a few kilobytes.
     """
+    assert data.config.bias is not None
     match data.config.bias:
         case AlibiConfig() as config:
             return _alibi(config)
@@ -52,8 +53,6 @@ def build_bias(data: FrontEndData) -> onnx.ModelProto:
             return _t5(config, data.tensors[WEIGHT])
         case RelativeSinusoidConfig() as config:
             return _sinusoid(config)
-        case None:
-            raise ValueError("bias: got none, expected one")
 
 
 def _alibi(bias: AlibiConfig) -> onnx.ModelProto:

@@ -175,6 +175,7 @@ class NumpyReference:
 
     def bias(self, lengths: Mapping[str, int]) -> Float32:
         """Return the attention bias, or the rows of a relative sinusoid."""
+        assert self._config.bias is not None
         match self._config.bias:
             case AlibiConfig() as config:
                 return _alibi(config, **lengths)
@@ -182,8 +183,6 @@ class NumpyReference:
                 return _t5(config, self._tensors["bias.weight"], **lengths)
             case RelativeSinusoidConfig() as config:
                 return _relative_sinusoid(config, **lengths)
-            case None:
-                raise ValueError("bias: this front-end has none")
 
     @cached_property
     def _frequencies(self) -> list[Array]:

@@ -1,15 +1,19 @@
 """Frames of a decode stream as the client reads them, from scripted servers."""
 
+import asyncio
 import json
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from preblock.client import errors
+from preblock.client.async_stream import AsyncDecodeStream
+from preblock.client.messages import MAX_FURTHER_INPUTS
 from preblock.client.sync_stream import DecodeStream
-from tests.client.conftest import raises_kind
+from tests.client.conftest import WaitingStream, raises_kind
 
 HEADER = struct.Struct("<4sBBHIIIB3s")
 
@@ -168,3 +172,82 @@ def test_stream_error_without_usable_retry_after_is_not_retried(stated: bytes) -
     with raises_kind("Unavailable"):
         stream.ping()
     assert socket.pauses == []
+
+
+class AsyncScriptedSocket:
+    """A `ScriptedSocket` for the asynchronous stream."""
+
+    def __init__(self, *answers: bytes | Exception) -> None:
+        self._script = ScriptedSocket(*answers)
+        self.owner, self.sent = self._script.owner, self._script.sent
+
+    async def connect(self, path: str) -> None:
+        self._script.connect(path)
+
+    async def exchange(self, message: str | bytes) -> bytes:
+        return self._script.exchange(message)
+
+    async def sleep(self, seconds: float) -> None:
+        self._script.sleep(seconds)
+
+    async def close(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._script.close(kind, *error)
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+def async_stream(
+    runner: asyncio.Runner, *answers: bytes | Exception, resume: bool = False, **fields: Any
+) -> tuple[Any, AsyncScriptedSocket]:
+    """Return an asynchronous stream with synchronous methods, which is not open yet, and its socket."""
+    socket: Any = AsyncScriptedSocket(*answers)
+    stream = AsyncDecodeStream(socket, "m", None, FIELDS | fields, retries=1, resume=resume)
+    return WaitingStream(runner, stream), socket
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"{", "the server sent no answer of a decode stream: "),
+        (HEADER.pack(b"PRBK", 2, 10, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 5), "an answer to another message"),
+    ],
+    ids=["malformed", "number 2"],
+)
+def test_async_stream_is_closed_by_wrong_answer(runner: asyncio.Runner, answer: bytes, message: str) -> None:
+    stream, _ = async_stream(runner, OPENED, answer)
+    stream.__aenter__()
+    with pytest.raises(errors.StreamClosed, match=message):
+        stream.ping()
+    assert stream.offset == [5]
+
+
+def test_async_stream_without_opening_raises_error(runner: asyncio.Runner) -> None:
+    stream, socket = async_stream(runner, b"{}", rows=2)
+    assert stream.offset == [5, 5]
+    with pytest.raises(errors.ConnectionFailed, match="the server opened no decode stream"):
+        stream.__aenter__()
+    assert socket.sent[-1] == "close after <class 'preblock.client.errors.ConnectionFailed'>"
+
+
+def test_async_stream_resumes_with_its_context(runner: asyncio.Runner) -> None:
+    document = json.loads(OPENED) | {"next_context": [[3, 4]]}
+    state = HEADER.pack(b"PRBK", 2, 10, 0, 1, 1, 0, 0, bytes(3)) + struct.pack("<q", 5)
+    answers = json.dumps(document).encode(), errors.ConnectionFailed("broke"), OPENED, state
+    stream, socket = async_stream(runner, *answers, resume=True, context=[[1, 2]])
+    stream.__aenter__()
+    stream.ping()
+    opening = [json.loads(sent)["open"]["context"] for sent in socket.sent if isinstance(sent, str) and "open" in sent]
+    assert opening == [[[1, 2]], [[3, 4]]]
+
+
+def test_input_without_a_flag_is_sent_as_json(runner: asyncio.Runner) -> None:
+    names = [f"input{number}" for number in range(MAX_FURTHER_INPUTS + 1)]
+    answer = b'{"next_offset":[6],"shape":[1,1,1],"dtype":"float32","use_as":"","embeddings":"AAAAPw==","step":1}'
+    stream, socket = async_stream(runner, json.dumps(json.loads(OPENED) | {"indices": names}).encode(), answer)
+    stream.__aenter__()
+    assert stream.step([7], indices={names[-1]: [1]}).tolist() == [[[0.5]]]
+    assert json.loads(socket.sent[-1]) == {"input_ids": [[7]], names[-1]: [[1]], "step": 1, "offset": [5]}

@@ -11,6 +11,7 @@ import torch
 from ml_dtypes import bfloat16
 
 from preblock.models.checkpoints.toml_config import read_description
+from preblock.models.config import MAX_POSITIONS, check_size
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_data import FrontEndData, shapes_of
@@ -132,3 +133,11 @@ def test_impossible_bias_is_rejected(kind: type[BiasConfig], values: dict[str, A
 )
 def test_value_against_rule_of_its_field_is_rejected(kind: type[Any], values: dict[str, Any], message: str) -> None:
     assert message in rejection(ValueError, kind, **values)
+
+
+def test_sizes_beyond_their_limits_are_rejected() -> None:
+    config = GPT2Embeddings(V, D, M).config
+    with pytest.raises(ValueError, match=rf"^per_layer.rows: got {V + 1}, expected 1 to {V}$"):
+        replace(config, per_layer=replace(PER_LAYER, rows=V + 1))
+    with pytest.raises(ValueError, match=rf"^max_len: got {MAX_POSITIONS + 1}, expected at most {MAX_POSITIONS}$"):
+        check_size("max_len", MAX_POSITIONS + 1)

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from preblock.models.checkpoints.family_lookup import is_stem
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.toml_config import files_described, read_description
-from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.checkpoints.weight_files import CheckpointError, describe_second_source
 from preblock.models.frontend_file import INDEX
 from tests.models.rejections import rejection
 
@@ -164,3 +164,11 @@ def test_family_name_with_side_as_model_type_is_rejected(gpt: Path) -> None:
         (gpt / "config.json").write_text(json.dumps(config))
         assert not is_stem(config)
         assert f"the model_type '{model_type}' is unknown" in rejection(CheckpointError, read_frontend, gpt)
+
+
+def test_index_that_names_the_file_beside_it_is_no_second_form(gpt: Path) -> None:
+    (gpt / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(TENSORS, "model.safetensors")}))
+    save_file(TENSORS, gpt / "model.safetensors")
+    assert describe_second_source(gpt) == ""
+    (gpt / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(TENSORS, "0.safetensors")}))
+    assert "model.safetensors" in describe_second_source(gpt)

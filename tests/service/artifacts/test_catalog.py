@@ -1,37 +1,26 @@
-"""Folders of a repository without permission to read."""
+"""Folders of a repository without permission to read, entries that are no model, and too few descriptors."""
 
 import os
+import resource
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from preblock.service.artifacts.catalog import find_artifacts
-from preblock.service.core.errors import ArtifactError
+from preblock.service.core.errors import ArtifactError, Unavailable
+from preblock.service.core.files import read_file
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-
-
-@contextmanager
-def ordinary_user() -> Iterator[None]:
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
+from tests.support.permissions import limited, ordinary_user, public_folder
 
 
 @pytest.fixture
 def public(tiny_repository: Path) -> Iterator[Path]:
-    """A repository outside pytest's private folders, for another user."""
-    if os.geteuid():
-        pytest.skip("needs root, to become another user")
-    with tempfile.TemporaryDirectory() as place:
-        root = shutil.copytree(tiny_repository, Path(place) / "repository")
-        for folder in (Path(place), root, *root.rglob("*/")):
+    with public_folder() as place:
+        root = shutil.copytree(tiny_repository, place / "repository")
+        for folder in (root, *root.rglob("*/")):
             folder.chmod(0o755)
         yield root
 
@@ -64,3 +53,30 @@ def test_repository_without_permission_is_named(public: Path) -> None:
     public.chmod(0)
     with ordinary_user(), pytest.raises(ArtifactError, match=f"{public} cannot be read: permission denied"):
         find_artifacts(public)
+
+
+def test_entry_that_is_no_model_is_passed_over(public: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (public / "notes.txt").touch()
+    (public / "lost+found").mkdir(0)
+    (public / "gpt/2").symlink_to("nowhere")
+    (public / "gpt/3").symlink_to("3")
+    with ordinary_user():
+        assert [(name, version) for name, version, _ in find_artifacts(public)] == [
+            ("bert", 1),
+            ("bert", 2),
+            ("gpt", 1),
+        ]
+    assert caplog.messages == []
+
+
+def test_lack_of_descriptors_is_no_fault_of_the_folder(tiny_repository: Path) -> None:
+    with limited(resource.RLIMIT_NOFILE, 0):
+        with pytest.raises(OSError, match="Too many open files"):
+            find_artifacts(tiny_repository)
+        with pytest.raises(Unavailable, match=r"manifest\.json cannot be read: too many open files"):
+            read_file(tiny_repository / "gpt/1/manifest.json", 2**20)
+
+
+def test_file_that_fails_when_read_is_named() -> None:
+    with pytest.raises(ArtifactError, match="mem cannot be read: input/output error"):
+        read_file(Path(f"/proc/{os.getpid()}/mem"), 1)

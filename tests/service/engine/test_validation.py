@@ -10,9 +10,9 @@ import pytest
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.settings import RequestLimits
-from preblock.service.core.types import TokenRequest, TokenRows
-from preblock.service.engine.validation import check
-from tests.support.manifests import tiny_manifest
+from preblock.service.core.types import StemRequest, TokenRequest, TokenRows
+from preblock.service.engine.validation import check, check_stem
+from tests.support.manifests import tiny_manifest, tiny_stem
 
 LARGEST, SMALLEST = 2**63 - 1, -(2**63)
 LIMITS = RequestLimits(20, rows=20, body_bytes=2**20, buffered_bytes=2**20)
@@ -144,3 +144,36 @@ def test_unknown_name_is_kept_in_no_cache(field: str) -> None:
         assert tracemalloc.get_traced_memory()[0] < 2 * size
     finally:
         tracemalloc.stop()
+
+
+def stem_request(*shape: int, name: str = "pixel_values") -> StemRequest:
+    return StemRequest(input=name, values=np.zeros(shape, np.float32))
+
+
+def test_images_of_a_legal_shape_are_counted() -> None:
+    assert check_stem(stem_request(2, 1, 4, 6), tiny_stem(), 14) == 14
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "expected"),
+    [
+        (stem_request(1, 1, 4, 4, name="images"), "inputs.name", "pixel_values"),
+        (stem_request(1, 4, 4), "pixel_values.shape", "[batch, 1, height, width]"),
+        (stem_request(1, 3, 4, 4), "pixel_values.shape", "[batch, 1, height, width]"),
+        (stem_request(0, 1, 4, 4), "pixel_values.shape", "[batch, 1, height, width]"),
+        (stem_request(2, 1, 4, 8), "pixel_values", "at most 14 vectors in an answer"),
+    ],
+)
+def test_wrong_images_are_rejected(given: StemRequest, field: str, expected: str) -> None:
+    with pytest.raises((Invalid, TooLarge)) as rejected:
+        check_stem(given, tiny_stem(), 14)
+    assert (rejected.value.field, rejected.value.expected) == (field, expected)
+
+
+@pytest.mark.parametrize("needed", [(), ("token_type_ids",)])
+def test_needed_input_must_be_given(needed: tuple[str, ...]) -> None:
+    manifest = tiny_manifest().model_copy(update={"needed": needed})
+    check(request(input_ids=[[0, 0]], token_type_ids=[[0, 1]]), manifest, LIMITS)
+    if needed:
+        with pytest.raises(Invalid, match="token_type_ids is missing: this model needs a value for each token"):
+            check(request(input_ids=[[0, 0]]), manifest, LIMITS)

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import gc
+import os
 import shutil
 import threading
 import weakref
@@ -16,10 +17,18 @@ import pytest
 
 from preblock.service.artifacts.names import GRAPH
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
+from preblock.service.runtime import model_control
 from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.worker_states import write_desired
+from preblock.service.runtime.worker_states import (
+    AppliedState,
+    applied,
+    applied_file,
+    read_desired,
+    write_change,
+    write_desired,
+)
 from tests.support.artifacts import copy_artifact, make_repository
 from tests.support.servers import serve
 from tests.support.waiting import wait_until
@@ -255,3 +264,67 @@ def test_load_overtaken_by_unload_raises_no_error(root: Path) -> None:
             await asyncio.gather(*(control.load("gpt") for _ in range(3)), unload_later())
 
     asyncio.run(change())
+
+
+@pytest.fixture
+def worker(root: Path, tmp_path: Path) -> tuple[ModelControl, Path]:
+    """Return the control of a worker that follows changes of others, and the folder through which they agree."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    control = ModelControl(Repository(root, CPU, 1), "explicit", 1, shared)
+    write_desired(shared, control.first_state())
+    return control, shared
+
+
+def test_worker_joins_with_the_latest_change(worker: tuple[ModelControl, Path], root: Path) -> None:
+    control, shared = worker
+    number = write_change(shared, root, "gpt", unloaded=True)
+    asyncio.run(control.join())
+    assert applied(shared) == {os.getpid(): AppliedState(number=number)}
+    with pytest.raises(NotFound):
+        control._repository.get("gpt")
+
+
+def test_model_that_another_worker_lacks_is_named(worker: tuple[ModelControl, Path]) -> None:
+    control, shared = worker
+    other = AppliedState(number=100, lacking=frozenset({"gpt"}))
+    applied_file(shared, os.getppid()).write_text(other.model_dump_json())
+    with pytest.raises(Unavailable, match="1 workers cannot open 'gpt' now"):
+        asyncio.run(control.load("gpt"))
+    asyncio.run(control.load("bert"))
+
+
+def test_change_that_a_worker_does_not_apply_is_late(
+    worker: tuple[ModelControl, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control, shared = worker
+    applied_file(shared, os.getppid()).write_text(AppliedState().model_dump_json())
+    monkeypatch.setattr(model_control, "FOLLOW_TIMEOUT_SECONDS", 0.1)
+    with pytest.raises(Unavailable, match="1 workers have not applied the change of 'gpt' yet"):
+        asyncio.run(control.unload("gpt"))
+
+
+def test_worker_follows_on_after_errors_of_folders(
+    worker: tuple[ModelControl, Path], root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    control, shared = worker
+
+    async def follow() -> None:
+        shared.rename(tmp_path / "away")
+        await control.join()  # fails, and is tried again
+        following = asyncio.create_task(control.run())
+        while not caplog.messages:
+            await asyncio.sleep(0.01)
+        reason = "the folder of the workers cannot be used now: no such file or directory; try again later"
+        assert caplog.messages == [f"{reason}; the next check follows"]
+        root.rename(tmp_path / "models")
+        desired = read_desired(tmp_path / "away")
+        write_desired(tmp_path / "away", desired.model_copy(update={"number": 7}))
+        (tmp_path / "away").rename(shared)
+        while applied(shared).get(os.getpid(), AppliedState()).number != 7:
+            await asyncio.sleep(0.01)
+        following.cancel()
+
+    asyncio.run(asyncio.wait_for(follow(), 60))
+    assert caplog.messages[-1].startswith("the repository cannot be read; the loaded models keep serving: ")
+    assert control._repository.get("gpt").version == 1

@@ -18,7 +18,7 @@ from preblock.service.artifacts.io import describe
 from preblock.service.core.errors import ArtifactError, Invalid, TooLarge
 from preblock.service.core.types import TextRequest, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
-from preblock.service.runtime.tokenizer import MAX_CHARACTERS_PER_TOKEN, Tokenizer
+from preblock.service.runtime.tokenizer import MAX_CHARACTERS_PER_TOKEN, Tokenizer, _naming_failures
 from tests.support.engines import ask_engine, open_engine
 from tests.support.late import transformers
 from tests.support.tokenizers import write_tokenizer
@@ -259,3 +259,8 @@ def test_tokenizer_file_changed_since_start_up_is_rejected(tmp_path: Path) -> No
     file.write_text(file.read_text().replace('"type_id":0', '"type_id":1').replace('"type_id": 0', '"type_id": 1'))
     with pytest.raises(ArtifactError, match=r"tokenizer\.json: got sha256 .*, expected sha256 "):
         tokenizer.encode(["a"], 100, spans=False)
+
+
+def test_interrupted_check_of_tokenizer_is_no_fault_of_it() -> None:
+    with pytest.raises(KeyboardInterrupt), _naming_failures("tokenizer.json", "a"):
+        raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 """Addresses and paths where no server can listen, on real sockets."""
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from preblock.service.core.errors import Invalid
-from preblock.service.server.addresses import MAX_PATH_BYTES, bind, check_unix
+from preblock.service.server.addresses import MAX_PATH_BYTES, UnixListener, _unusable, bind, check_unix
 
 
 def refusal(host: str, port: int) -> str:
@@ -47,3 +48,25 @@ def test_unusable_path_is_named_with_its_reason(tmp_path: Path) -> None:
             client.connect(os.fspath(path))
             assert refusal(path) == f"the socket {path} is already in use"
     check_unix("uds", path)  # a dead one is free
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.EACCES, "port 80 on ::1 needs more rights than this user has; choose a port of 1024 or more"),
+        (errno.EAFNOSUPPORT, "port 80 on ::1 cannot be used: Address family not supported by protocol"),
+    ],
+)
+def test_refusal_by_the_system_is_named(number: int, reason: str) -> None:
+    """Whether this system refuses a port depends on its settings."""
+    assert str(_unusable("port", "::1", 80, OSError(number, os.strerror(number)))) == reason
+
+
+def test_path_that_cannot_be_bound_or_taken_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r"^the socket /proc/a cannot be used: "):
+        UnixListener("uds", Path("/proc/a"))
+    path = tmp_path / "a"
+    with UnixListener("uds", path) as listener:
+        next(tmp_path.iterdir()).unlink()
+        with pytest.raises(Invalid, match=rf"^the socket {path} cannot be used: no such file or directory$"):
+            listener.listen(1)

@@ -36,15 +36,25 @@ SMALL, LARGE = np.array([[1, 2]]), np.ones((10, 900), np.int64)
 INTERNAL = "internal error; the log of the service has the details"
 
 
-class BrokenScheduler(Scheduler):
-    """Starts no micro-batch while it is broken."""
+def fail(_: list[Any]) -> list[Any]:
+    raise RuntimeError("run")
 
-    is_broken = False
+
+class BrokenScheduler(Scheduler):
+    """Starts no micro-batch while it is broken, or batches that fail.
+
+    Attributes:
+        is_broken: whether no batch starts.
+        breaks_batches: whether each batch fails.
+
+    """
+
+    is_broken = breaks_batches = False
 
     def batch(self, key: Hashable, size: int, run: BatchFunction[Any, Any]) -> MicroBatch[Any, Any]:
         if self.is_broken:
             raise RuntimeError("batch")
-        return super().batch(key, size, run)
+        return super().batch(key, size, fail if self.breaks_batches else run)
 
 
 class Broken(PreparedRequests[KnownHttpRequest]):
@@ -179,7 +189,8 @@ def test_failure_within_response_cuts_it(failing_server: Served, other: RawConne
     assert vars(line)["request_id"]
 
 
-def test_failed_step_resets_its_stream_only(failing_server: Served, other: RawConnection) -> None:
+@pytest.mark.parametrize("fault", ["is_broken", "breaks_batches"])
+def test_failed_step_resets_its_stream_only(failing_server: Served, other: RawConnection, fault: str) -> None:
     assert other is not None
     address = f"{failing_server.address.replace('http', 'ws')}/models/gpt/decode"
     headers = {"X-Request-Id": "mine"}
@@ -187,11 +198,11 @@ def test_failed_step_resets_its_stream_only(failing_server: Served, other: RawCo
         for each in (healthy, stream):
             each.send(step_frame([1]))
             assert each.recv()
-        failing_server.scheduler.is_broken = True
+        setattr(failing_server.scheduler, fault, True)
         stream.send(step_frame([2]))
         with pytest.raises(ConnectionClosedError):
             stream.recv()
-        failing_server.scheduler.is_broken = False
+        setattr(failing_server.scheduler, fault, False)
         healthy.send(step_frame([2]))
         assert healthy.recv()
     (line,) = failing_server.lines

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from preblock.service.core.settings import Settings
 from preblock.service.server.run import configure
+from preblock.service.server.uvicorn_bridge import STARTUP_FAILURE, Server
 from tests.support.connections import RawConnection, dial
 from tests.support.servers import live_server
 
@@ -120,3 +121,13 @@ def test_response_without_length_ends_by_close(addresses: list[str], version: st
     head, _, content = received.partition(b"\r\n\r\n")
     assert b"connection: close" in head
     assert json.loads(content)["http_version"] == version
+
+
+def test_application_that_does_not_start_ends_the_server() -> None:
+    async def broken(_: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": "broken"})
+
+    with pytest.raises(SystemExit) as ended:
+        Server(configure(Settings(port=0), broken), 1).run(sockets=[])
+    assert ended.value.code == STARTUP_FAILURE

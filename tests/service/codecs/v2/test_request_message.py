@@ -59,6 +59,9 @@ for _ in range(300):
         assert read(changed) == expected, changed[:100]
 empty = b"\\x3a\\x00" * MIN_SPLIT_BYTES  # more entries than `MAX_SPLIT_FIELDS`
 assert read(empty) == parse(empty)
+for endless in (b"\\x48" + b"\\x96" * 11, b"\\x48\\x96"):  # an integer of too many bytes, and one cut off
+    message = draw()[::1] + endless
+    assert read(message) is parse(message) is None
 long_tag = b"\\xba\\x80\\x80\\x80\\x80\\x80\\x00" + b"\\x80\\x80\\x04" + bytes(MIN_SPLIT_BYTES)
 assert read(long_tag) is parse(long_tag) is None
 assert kinds == {"list", "RepeatedScalarContainer"} and refused > 100, (kinds, refused)

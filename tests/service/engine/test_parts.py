@@ -1,0 +1,60 @@
+"""Vectors in place of token vectors, where no request over HTTP leads."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from preblock.service.core.errors import Invalid
+from preblock.service.core.types import PartsRequest, RowPart, TokenRequest, TokenRows
+from preblock.service.engine.parts import assemble, place_vectors, vectors_of_outputs
+from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.repository import Repository
+
+VECTORS = np.arange(4, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_repository: Path) -> TokenModel:
+    found = Repository(tiny_repository, CPU, 1).get("gpt")
+    assert isinstance(found, TokenModel)
+    return found
+
+
+def request(output: str = "embeddings") -> PartsRequest:
+    part = RowPart(field="parts[0][0].vectors", vectors=VECTORS)
+    return PartsRequest(rows=((part,),), outputs=(output,))
+
+
+def changed(model: TokenModel, **fields: object) -> TokenModel:
+    return replace(model, manifest=model.manifest.model_copy(update=fields))
+
+
+def test_vectors_need_a_known_lookup(model: TokenModel) -> None:
+    assert assemble(request(), model, 4).given is not None
+    with pytest.raises(Invalid, match="expected token ids, since the token vectors of this model are unknown"):
+        assemble(request(), changed(model, token_embeddings=None), 4)
+
+
+@pytest.mark.parametrize("front_end", [None, {"arithmetic": "float16"}])
+def test_vectors_enter_only_known_steps(model: TokenModel, front_end: dict[str, str] | None) -> None:
+    unknown = changed(model, front_end=None if front_end is None else (model.manifest.front_end or {}) | front_end)
+    with pytest.raises(Invalid, match="output embeddings of this model cannot be computed from given vectors"):
+        assemble(request(), unknown, 4)
+
+
+def test_request_without_vectors_has_none_to_place(model: TokenModel) -> None:
+    ids = TokenRequest(input_ids=TokenRows(np.array([1, 2]), np.array([2])))
+    assert vectors_of_outputs(ids, model, ["embeddings"]) == {}
+
+
+def test_vectors_are_placed_in_a_copy_of_a_read_only_array() -> None:
+    stored = np.zeros((3, 4), np.float32)
+    stored.flags.writeable = False
+    index, values = np.array([4]), VECTORS.reshape(1, 4)
+    assert place_vectors(stored, 5, index, values) is stored
+    placed = place_vectors(stored, 3, index, values)
+    assert np.array_equal(placed, [[0] * 4, VECTORS, [0] * 4])
+    assert not stored.any()
