@@ -118,7 +118,7 @@ families: $(VENV)/dev ## Export every family through the command line, and write
 discover: $(VENV)/dev ## Discover the front-end of every model type of transformers, and write docs/reference/coverage.md; resumes (ARGS=--again starts anew).
 	$(BIN)/python -m tests.families.coverage $(ARGS)
 
-discover-fuzz: $(VENV)/dev ## Edit every key of every family's config, compare with transformers, and write docs/reference/parity-configs.md; resumes.
+discover-fuzz: $(VENV)/dev ## Edit every key of every family's config, compare with transformers, and write docs/reference/parity-configs.md; resumes (ARGS=gpt2 for one).
 	$(BIN)/python -m tests.families.config_fuzzing $(ARGS)
 
 reference: $(VENV)/dev ## Write docs/dependencies.md, and settings, commands, metrics and consumers into docs/reference/.

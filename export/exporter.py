@@ -54,7 +54,7 @@ def export(source: str, name: str, repository: Path, report: Report = lambda _: 
         ExportError: as `resolve` and `export_source`.
 
     """
-    return export_source(resolve(source, name, **options), repository, report)
+    return export_source(resolve(source, name, repository=repository, **options), repository, report)
 
 
 def export_source(source: ResolvedSource, repository: Path, report: Report = lambda _: None) -> ExportResult:

@@ -138,19 +138,20 @@ class ResolvedSource:
     format: Format | None = None
 
 
-def resolve(source: str, name: str | None = None, **options: Any) -> ResolvedSource:
+def resolve(source: str, name: str | None = None, *, repository: Path | None = None, **options: Any) -> ResolvedSource:
     """Return the checked source of an export, reading at most `config.json` of a folder.
 
     Args:
         source: an existing folder, a preset, or `hf:owner/name[@revision]`.
         name: name of the model; default from the source.
+        repository: its models are named by the message for an unknown source; default none.
         options: fields of `ExportOptions`.
 
     Raises:
         ExportError: an argument is wrong, or two exclude each other; the message names it.
 
     """
-    chosen, record, format_ = ExportOptions(**options), parse_source(source), None
+    chosen, record, format_ = ExportOptions(**options), parse_source(source, repository), None
     name = default_name(source) if name is None else name
     check_name(name)
     if record.kind == "preset":
@@ -160,7 +161,7 @@ def resolve(source: str, name: str | None = None, **options: Any) -> ResolvedSou
     return ResolvedSource(source, record, name, chosen, format_)
 
 
-def parse_source(source: str) -> Source:
+def parse_source(source: str, repository: Path | None = None) -> Source:
     """Return the kind of `source`, and its name and revision in the hub: a folder, a preset, or `hf:owner/name`.
 
     Raises:
@@ -174,7 +175,7 @@ def parse_source(source: str) -> Source:
         return Source(kind="preset", name=source)
     if match := HUB.fullmatch(source):
         return Source(kind="hub", name=match["name"], revision=match["revision"])
-    raise ExportError(f"SOURCE: {_explain(source)}")
+    raise ExportError(f"SOURCE: {_explain(source, repository)}")
 
 
 def default_name(source: str) -> str:
@@ -255,7 +256,7 @@ def _is_folder(source: str) -> bool:
         raise ExportError(f"{source}: {(error.strerror or 'unreadable').lower()}") from error
 
 
-def _explain(source: str) -> str:
+def _explain(source: str, repository: Path | None) -> str:
     """Return what is wrong with a source that is no folder, no preset and no repository, and the nearest right one."""
     if not source:
         return "the text is empty; name a folder, a preset, or hf:owner/name"
@@ -267,6 +268,11 @@ def _explain(source: str) -> str:
         return f"no folder {source} exists; to download it from the hub, prefix it with hf:, as in hf:{source}"
     if "/" in source:
         return f"no folder {source} exists"
+    if repository is not None and _is_artifact(repository / source):
+        return (
+            f"{source!r} is neither a folder nor a preset; {repository} has a model of this name, which "
+            "`preblock serve` without SOURCE serves"
+        )
     close = get_close_matches(source.lower(), PRESETS, 1, MIN_SIMILARITY)
     hint = f"did you mean {close[0]}?" if close else f"known presets: {', '.join(PRESETS)}"
     return f"{source!r} is neither a folder nor a preset; {hint}"

@@ -162,6 +162,8 @@ def read_document(file: Path) -> Any:
         return json.loads(content, parse_float=finite_float, parse_constant=finite_float)
     except RecursionError as error:
         raise CheckpointError(f"{file}: lists or objects are nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{file}: not valid JSON: {one_line(error)}") from error
     except ValueError as error:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
 

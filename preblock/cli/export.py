@@ -120,7 +120,7 @@ def export(source: str, name: str | None, repository: Path | None, **options: An
     """
     require(*EXTRAS["export"])
     settings = read_settings(repository=repository)
-    resolved = resolve_source(source, name, **options)
+    resolved = resolve_source(source, name, settings.repository, **options)
     from preblock.export.exporter import export_source
 
     exit_on_sigterm()
@@ -130,13 +130,13 @@ def export(source: str, name: str | None, repository: Path | None, **options: An
     _summarize(exported, resolved.name, settings)
 
 
-def resolve_source(source: str, name: str | None, **options: Any) -> "ResolvedSource":
+def resolve_source(source: str, name: str | None, repository: Path, **options: Any) -> "ResolvedSource":
     """Check the arguments before weights are read, and return the source as `resolve` does; raise UsageError."""
     from preblock.export.errors import ExportError
     from preblock.export.options import resolve
 
     try:
-        return resolve(source, name, **options)
+        return resolve(source, name, repository=repository, **options)
     except ExportError as error:
         raise click.UsageError(str(error)) from error
 

@@ -29,7 +29,7 @@ def export_missing(sources: Sequence[str], name: str | None, settings: Any) -> N
     """
     models: dict[str, ResolvedSource] = {}
     for given in sources:
-        source = resolve_source(given, name)
+        source = resolve_source(given, name, settings.repository)
         if source.name in models:
             raise click.UsageError(
                 f"SOURCE: got {models[source.name].text} and {given}, both for a model {source.name!r}, expected "

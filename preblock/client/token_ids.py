@@ -1,6 +1,7 @@
 """Rows of integers for a decode stream: lists, arrays and tensors become int64, or an error if inexact."""
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -33,6 +34,7 @@ FIELDS = frozenset(
 AXES = 3
 """Axes of positions in models of texts and images."""
 ALLOWED = "64-bit integers: a row (L,), an array (R, L), or a list of rows"
+ALLOWED_ROW = "64-bit integers: one, or a row (L,)"
 
 
 def read_rows(field: str, rows: Rows) -> tuple[Int64, Int64]:
@@ -46,7 +48,7 @@ def read_rows(field: str, rows: Rows) -> tuple[Int64, Int64]:
     if isinstance(rows, Sequence) and any(hasattr(row, "__len__") and not isinstance(row, str) for row in rows):
         parts = _read_each(field, rows)
         return np.concatenate(parts), np.array([len(part) for part in parts])
-    array = _integers(field, rows)
+    array = _integers(field, rows, ALLOWED)
     if array.ndim not in (1, 2):
         raise invalid(field, f"{array.dtype} of shape {array.shape}", ALLOWED)
     array = np.atleast_2d(array)
@@ -114,9 +116,9 @@ def read_integers(field: str, values: int | Row) -> Int64:
         RequestError: the values are not 64-bit integers, or have several axes.
 
     """
-    array = _integers(field, to_plain(field, values))
+    array = _integers(field, to_plain(field, values), ALLOWED_ROW)
     if array.ndim > 1:
-        raise invalid(field, f"{array.dtype} of shape {array.shape}", "64-bit integers of shape (length,)")
+        raise invalid(field, f"{array.dtype} of shape {array.shape}", ALLOWED_ROW)
     return np.atleast_1d(array)
 
 
@@ -181,12 +183,13 @@ def _value(field: str, value: Any) -> str:
         raise invalid(field, f"a {type(value).__name__} that JSON cannot hold", allowed) from error
 
 
-def _integers(field: str, value: Any) -> Int64:
+def _integers(field: str, value: Any, allowed: str) -> Int64:
     try:
         array: NDArray[Any] = np.asarray(value)
     except (ValueError, OverflowError) as error:
-        raise invalid(field, error, ALLOWED) from error
+        raise invalid(field, error, allowed) from error
     exact = array.astype(np.int64) if array.dtype.kind in "iu" or not array.size else None
     if exact is None or (exact != array).any():
-        raise invalid(field, f"{array.dtype} of shape {array.shape}", ALLOWED)
+        is_text = array.dtype.kind in "SU"
+        raise invalid(field, reprlib.repr(value) if is_text else f"{array.dtype} of shape {array.shape}", allowed)
     return exact

@@ -172,7 +172,7 @@ def _unusable(field: str, host: str, port: int, error: OSError | UnicodeError) -
     if isinstance(error, UnicodeError | socket.gaierror):
         message = f"the host {host} is unknown: {str(getattr(error, 'strerror', 'no name of a host')).lower()}"
     elif error.errno == errno.EADDRINUSE:
-        message = f"port {port} on {host} is already in use"
+        message = f"port {port} on {host} is already in use; choose another by --{field}, or 0 for any free one"
     elif error.errno == errno.EADDRNOTAVAIL:
         message = f"{host} is not an address of this machine"
     elif error.errno == errno.EACCES:

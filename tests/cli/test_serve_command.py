@@ -20,7 +20,7 @@ from preblock.service.core.auth import new_key
 from preblock.service.runtime.providers import cuda_unavailable_reason
 from tests.cli.command_line import failing
 from tests.support.artifacts import copy_artifact
-from tests.support.servers import Server, free_port, serve
+from tests.support.servers import Server, free_port, in_use, serve
 from tests.support.waiting import wait_until
 
 NEEDS_CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
@@ -37,7 +37,7 @@ def test_serve_on_used_port_fails(tiny_repository: Path, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         message = failing("serve", "--repository", tiny_repository, "--port", "0", option, str(port), code=1)
-    assert message == f"port {port} on 127.0.0.1 is already in use"
+    assert message == in_use(port, option.removeprefix("--"))
 
 
 def test_serve_http_and_grpc_on_one_port_fails(tiny_repository: Path) -> None:

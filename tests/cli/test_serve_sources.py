@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.cli.command_line import failing, run
-from tests.support.servers import serve
+from tests.support.servers import in_use, serve
 from tests.support.tokenizers import write_tokenizer
 
 
@@ -45,7 +45,7 @@ def prepare(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
             done = run("serve", *arguments, "--repository", tmp_path / "r", "--port", str(port))
             *lines, last = done.stderr.splitlines()
             assert (done.returncode, done.stdout) == (1, ""), done.stderr
-            assert last == f"preblock: port {port} on 127.0.0.1 is already in use"
+            assert last == f"preblock: {in_use(port)}"
             return lines
 
         yield start
@@ -115,6 +115,13 @@ def test_wrong_sources_are_usage_errors(
     monkeypatch.chdir(tmp_path)
     assert failing("serve", *arguments, "--repository", "r", code=2).startswith(message)
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("command", ["serve", "export"])
+def test_name_of_a_model_as_source_is_explained(command: str, tiny_repository: Path) -> None:
+    message = failing(command, "bert", "--repository", tiny_repository, code=2)
+    expected = f"{tiny_repository} has a model of this name, which `preblock serve` without SOURCE serves"
+    assert message == f"SOURCE: 'bert' is neither a folder nor a preset; {expected}"
 
 
 def test_failed_export_serves_nothing(source: Path, tmp_path: Path) -> None:

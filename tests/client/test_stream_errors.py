@@ -1,5 +1,6 @@
 """Decode streams that are refused, and steps with invalid input."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,13 @@ def test_rejected_message_keeps_offsets(tiny_client: Any, method: str, argument:
             getattr(stream, method)(argument)
         assert raised.value.field == field
         assert stream.offset == [2, 2]
+
+
+def test_text_in_place_of_integers_is_quoted(tiny_client: Any) -> None:
+    with tiny_client.decode("gpt") as stream:
+        for send, given in ((stream.step, "hello"), (stream.step, ["hello"]), (stream.rewind, "1")):
+            with raises_kind("Invalid", match=f"got {re.escape(repr(given))}, expected 64-bit integers: "):
+                send(given)
 
 
 def test_step_rejects_unknown_or_mismatched_token_fields(tiny_client: Any) -> None:

@@ -79,7 +79,7 @@ def test_websocket_of_wrong_path_is_not_found(asgi_server: Server, path: str) ->
         pass
     response = refused.value.response
     assert (response.status_code, response.headers["Content-Type"]) == (404, "application/problem+json")
-    assert json.loads(response.body or b"")["detail"] == f"GET {path}: Not Found"
+    assert json.loads(response.body or b"")["detail"] == f"GET {path}: Not Found; /docs lists the paths"
 
 
 IDS_TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}

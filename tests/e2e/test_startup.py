@@ -23,7 +23,7 @@ from preblock.service.server.addresses import bind
 from tests.support.open_inference import OWN_CONNECTION, open_stub
 from tests.support.paths import PREBLOCK
 from tests.support.processes import fork_servers
-from tests.support.servers import free_port, serve
+from tests.support.servers import free_port, in_use, serve
 from tests.support.waiting import wait_until
 
 MODELS = 150
@@ -102,7 +102,7 @@ def test_grpc_port_0_takes_free_port(tiny_repository: Path, workers: str) -> Non
         for _ in range(4):  # connections to both workers
             with open_stub(f"127.0.0.1:{found[1]}", OWN_CONNECTION) as stub:
                 assert stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=30).ready
-        with pytest.raises(Invalid, match=f"^port {found[1]} on 127.0.0.1 is already in use$"):
+        with pytest.raises(Invalid, match=f"^{in_use(found[1], 'grpc-port')}$"):
             bind("grpc-port", "127.0.0.1", int(found[1]))
 
 
@@ -120,8 +120,8 @@ def test_concurrent_start_on_same_address_fails(
             time.sleep(0.01)
         loser, winner = (first, second) if first.poll() is not None else (second, first)
         errors = loser.communicate(timeout=60)[1]
-        taken = f"the socket {path}" if "uds" in option else f"port {port} on 127.0.0.1"
-        assert (loser.returncode, errors) == (1, f"preblock: {taken} is already in use\n")
+        taken = f"the socket {path} is already in use" if "uds" in option else in_use(port, option.removeprefix("--"))
+        assert (loser.returncode, errors) == (1, f"preblock: {taken}\n")
         assert winner.poll() is None
 
 

@@ -1,6 +1,7 @@
 """Edits every key of every family's `config.json`, and compares Preblock with transformers.
 
 `make discover-fuzz` runs it, and writes `docs/reference/parity-configs.md`. A second run continues an interrupted one.
+`make discover-fuzz ARGS=gpt2` tries one family anew, and keeps the other rows.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -46,18 +48,25 @@ def main() -> int:
     """Try all edits, and write the report; return 1 if Preblock accepted an edit and gave other vectors."""
     command = argparse.ArgumentParser(description="Edit every key of every family's config.json.")
     command.add_argument("families", nargs="*", help="default: all", metavar="FAMILY")
-    command.add_argument("--state", type=Path, default=STATE, help=f"outcomes so far; default: {STATE}")
-    given = command.parse_args()
+    names = command.parse_args().families
+    page = DOCUMENT.read_text(encoding="utf-8")
+    if names and versions() not in page:
+        command.error(f"the page states other versions than {versions()}; try all families, without FAMILY")
+    if unknown := sorted({*names} - {*PUBLISHED}):
+        command.error(
+            f"FAMILY: got {unknown[0]}, expected a family of `preblock families`, or SIDE after it: t5/encoder"
+        )
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    given.state.parent.mkdir(parents=True, exist_ok=True)
-    for name in given.families or PUBLISHED:
-        try_family(name, given.state)
-        sys.stderr.write(f"{name}\n")
-    outcomes = _read(given.state)
-    if not given.families:
-        DOCUMENT.write_text(_report(outcomes), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        state = Path(folder) / STATE.name if names else STATE
+        state.parent.mkdir(parents=True, exist_ok=True)
+        for name in names or PUBLISHED:
+            try_family(name, state)
+            sys.stderr.write(f"{name}\n")
+        outcomes = _read(state)
+    DOCUMENT.write_text(report(outcomes, page if names else ""), encoding="utf-8")
     wrong = [record for record in outcomes.values() if record["kind"] in WRONG]
     for record in wrong:
         sys.stderr.write(f"{record['family']}: {record['edit']}: {record['kind']}, {record['detail']}\n")
@@ -95,25 +104,35 @@ def try_family(name: str, state: Path) -> None:
             file.flush()
 
 
-def _report(outcomes: dict[tuple[str, str], dict[str, str]]) -> str:
-    lines, alone = [], []
+def report(outcomes: Mapping[tuple[str, str], Mapping[str, str]], page: str) -> str:
+    """Return the page: rows of the families in `outcomes`, and the rows of `page` for the others.
+
+    Args:
+        outcomes: all outcomes of each family, by family and edit.
+        page: an earlier page; "" for none.
+
+    """
+    found = [line for line in page.splitlines() if line.startswith("| `")]
+    counted, alone = ({line.split("`")[1]: line for line in found if line.count("|") == bars} for bars in (7, 3))
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     keys: dict[str, set[str]] = defaultdict(set)
     for (name, edit), record in outcomes.items():
         counts[name][record["kind"]] += 1
         if record["kind"] == "preblock refuses":
             keys[name].add(f"`{edit.partition(':')[0]}`")
-    for name in PUBLISHED:
-        count = counts[name]
+    for name, count in counts.items():
         kinds = (count["equal"], sum(count[kind] for kind in WRONG), count["refused"])
-        lines.append(
+        counted[name] = (
             f"| `{name}` | {' | '.join(map(str, kinds))} | {count['preblock refuses']} | "
             f"{count['transformers refuses']} |"
         )
+        alone.pop(name, None)
         if keys[name]:
-            alone.append(f"| `{name}` | {', '.join(sorted(keys[name]))} |")
-    head = HEAD.format(count=f"{len(outcomes):,}", versions=versions())
-    return head + "\n".join(lines) + "\n" + ALONE + "\n".join(alone) + "\n"
+            alone[name] = f"| `{name}` | {', '.join(sorted(keys[name]))} |"
+    rows, refusals = ([group[name] for name in PUBLISHED if name in group] for group in (counted, alone))
+    edits = sum(int(cell) for row in rows for cell in row.split("|")[2:-1])
+    head = HEAD.format(count=f"{edits:,}", versions=versions())
+    return head + "\n".join(rows) + "\n" + ALONE + "\n".join(refusals) + "\n"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
 from tests.families.config_edits import REMOVED, Edit, edits_of, save_whole, try_edit
-from tests.families.config_fuzzing import DOCUMENT, try_family
+from tests.families.config_fuzzing import DOCUMENT, report, try_family
 from tests.families.published_models import PUBLISHED
 from tests.families.table import versions
 from tests.models.rejections import rejection
@@ -21,6 +21,17 @@ def test_config_document_lists_every_family_without_difference() -> None:
     different = {row[1].strip(" `"): int(row[3]) for row in rows if len(row) > 3 and row[1].startswith(" `")}
     assert different == dict.fromkeys(PUBLISHED, 0)
     assert versions() in document
+
+
+def test_config_report_of_one_family_keeps_other_rows() -> None:
+    page = DOCUMENT.read_text(encoding="utf-8")
+    assert report({}, page) == page
+    edited = report({("bert", "pad_token_id: 99"): {"kind": "preblock refuses"}}, page).splitlines()
+    assert "| `bert` | 0 | 0 | 0 | 1 | 0 |" in edited
+    assert "| `bert` | `pad_token_id` |" in edited
+    assert [line for line in edited if "`bert`" not in line][6:] == [
+        line for line in page.splitlines() if "`bert`" not in line
+    ][6:]
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 4}

@@ -62,6 +62,11 @@ def free_port() -> int:
             return port
 
 
+def in_use(port: int | str, option: str = "port") -> str:
+    """Return the message of a server that is to listen at a used port of 127.0.0.1."""
+    return f"port {port} on 127.0.0.1 is already in use; choose another by --{option}, or 0 for any free one"
+
+
 def read_banner(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Return the output of a server until it serves, and the address in it; "" where the process ended first."""
     assert process.stdout is not None

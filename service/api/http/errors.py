@@ -90,12 +90,16 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: HTTPConnection, error: HTTPException) -> Response:
         path, method = request.url.path, request.scope.get("method", "GET")  # a WebSocket opens with GET
-        headers = dict(error.headers or {})
+        headers, hint = dict(error.headers or {}), ""
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            hint = "; /docs lists the paths"
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            headers["Allow"] = complete_methods(_methods_of(request.scope, app.routes))
+            methods = _methods_of(request.scope, app.routes)
+            headers["Allow"] = complete_methods(methods)
             if method == "OPTIONS":
                 return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
-        response = _respond(path, error.status_code, error.detail, f"{method} {path}: {error.detail}")
+            hint = f", expected {' or '.join(methods)}"
+        response = _respond(path, error.status_code, error.detail, f"{method} {path}: {error.detail}{hint}")
         response.headers.update(headers)
         return response
 

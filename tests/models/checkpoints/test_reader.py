@@ -179,7 +179,7 @@ def test_missing_or_broken_file_is_rejected(bert: Path) -> None:
     (bert / "model.safetensors").unlink()
     message = "neither model.safetensors nor model.safetensors.index.json"
     assert message in rejection(CheckpointError, read_frontend, bert)
-    for text, message in (("{", "Expecting property name"), ("[1]", "not a JSON object")):
+    for text, message in (("{", "not valid JSON: Expecting property name"), ("[1]", "not a JSON object")):
         (bert / "config.json").write_text(text)
         assert re.search(rf"config\.json: .*{message}", rejection(CheckpointError, read_frontend, bert))
     (bert / "config.json").unlink()

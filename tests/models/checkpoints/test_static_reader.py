@@ -129,7 +129,7 @@ BROKEN: list[tuple[Callable[[Path], object], str]] = [
         lambda folder: (folder / "tokenizer.json").write_text("{}"),
         "tokenizer.json: no file of the package tokenizers",
     ),
-    (lambda folder: (folder / "config.json").write_text("["), "config.json: Expecting value"),
+    (lambda folder: (folder / "config.json").write_text("["), "config.json: not valid JSON: Expecting value"),
     (lambda folder: (folder / "model.safetensors").write_bytes(b"0"), "model.safetensors: "),
     (change_json("config.json", normalize="yes"), "config.json: normalize is 'yes', understood is true or false"),
     (change_json("config.json", max_length=0), "max_len: got 0, expected 1 or more"),

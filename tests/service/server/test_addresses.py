@@ -9,11 +9,12 @@ import pytest
 
 from preblock.service.core.errors import Invalid
 from preblock.service.server.addresses import MAX_PATH_BYTES, UnixListener, _unusable, bind, check_unix
+from tests.support.servers import in_use
 
 
 def refusal(host: str, port: int) -> str:
     with pytest.raises(Invalid) as refused:
-        bind("host", host, port)
+        bind("port", host, port)
     return str(refused.value)
 
 
@@ -21,7 +22,7 @@ def test_unusable_address_is_named_with_its_reason() -> None:
     with bind("host", "127.0.0.1", 0) as taken:
         taken.listen()
         port = taken.getsockname()[1]
-        assert refusal("127.0.0.1", port) == f"port {port} on 127.0.0.1 is already in use"
+        assert refusal("127.0.0.1", port) == in_use(port)
     assert refusal("192.0.2.1", 0) == "192.0.2.1 is not an address of this machine"  # RFC 5737: of nobody
     assert refusal("no.invalid", 0).startswith("the host no.invalid is unknown: ")  # RFC 6761
     assert refusal("a" * 64 + ".invalid", 0).endswith(" is unknown: no name of a host")  # a label has 63 bytes at most

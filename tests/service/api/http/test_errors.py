@@ -29,7 +29,7 @@ def test_unknown_path_is_404_problem(tiny_http: httpx.Client, path: str) -> None
         "type": "about:blank",
         "title": "Not Found",
         "status": 404,
-        "detail": f"GET {path}: Not Found",
+        "detail": f"GET {path}: Not Found; /docs lists the paths",
         "request_id": response.headers["X-Request-Id"],
     }
 
@@ -49,4 +49,4 @@ def test_wrong_method_is_405_problem(tiny_http: httpx.Client, method: str, path:
     assert response.status_code == 405
     assert response.headers["Content-Type"] == "application/problem+json"
     assert response.headers["Allow"] == allow
-    assert response.json()["detail"] == f"{method} {path}: Method Not Allowed"
+    assert response.json()["detail"] == f"{method} {path}: Method Not Allowed, expected {allow.split(',')[0]}"

@@ -86,7 +86,7 @@ def test_wrong_method_is_405(tiny_http: httpx.Client) -> None:
     response = tiny_http.get("/v2/models/bert/infer")
     assert response.status_code == 405
     assert response.headers["Allow"] == "POST, OPTIONS"
-    assert error_of(response) == "GET /v2/models/bert/infer: Method Not Allowed"
+    assert error_of(response) == "GET /v2/models/bert/infer: Method Not Allowed, expected POST"
 
 
 @pytest.mark.parametrize("data", [IDS, FLAT], ids=["nested", "flat"])
