@@ -56,5 +56,5 @@ def test_vectors_are_placed_in_a_copy_of_a_read_only_array() -> None:
     index, values = np.array([4]), VECTORS.reshape(1, 4)
     assert place_vectors(stored, 5, index, values) is stored
     placed = place_vectors(stored, 3, index, values)
-    assert np.array_equal(placed, [[0] * 4, VECTORS, [0] * 4])
+    assert np.array_equal(placed, np.stack([np.zeros(4), VECTORS, np.zeros(4)]))
     assert not stored.any()
