@@ -92,6 +92,16 @@ def test_token_vectors_match_wordllama() -> None:
         assert np.array_equal(FrontEnd.from_data(found.frontend).eval()(ids)[0].numpy(), library.embedding[ids[0]])
 
 
+def test_wordllama_folder_that_is_a_link_out_is_rejected(tmp_path: Path) -> None:
+    for part, name in (("weights", "l3_supercat_64.safetensors"), ("tokenizers", "l3_supercat_tokenizer_config.json")):
+        (tmp_path / "other" / part).mkdir(parents=True)
+        (tmp_path / "other" / part / name).touch()
+    shutil.copytree(tmp_path / "other/weights", tmp_path / "model/weights")
+    (tmp_path / "model/tokenizers").symlink_to("../other/tokenizers")
+    message = f"{tmp_path}/model: the path 'tokenizers' lies outside the folder"
+    assert rejection(CheckpointError, find_static, tmp_path / "model") == message
+
+
 def test_several_tables_of_wordllama_are_rejected(tmp_path: Path) -> None:
     for name in ("weights/l3_supercat_64.safetensors", "weights/l3_supercat_256.safetensors"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -165,10 +175,12 @@ def test_unsupported_sentence_transformers_modules_are_rejected(tmp_path: Path) 
 
 
 def test_malformed_list_of_modules_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("..")
     for modules, message in (
         *((text, "expected a list of modules with a type and a path") for text in ('{"a": 1}', "[1]", "5")),
         ('[{"type": "x.StaticEmbedding", "path": "../other"}]', "the path '../other' lies outside the folder"),
         ('[{"type": "x.StaticEmbedding", "path": "/etc"}]', "the path '/etc' lies outside the folder"),
+        ('[{"type": "x.StaticEmbedding", "path": "link"}]', "the path 'link' lies outside the folder"),
     ):
         (tmp_path / "modules.json").write_text(modules)
         assert message in rejection(CheckpointError, find_static, tmp_path)
