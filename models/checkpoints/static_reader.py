@@ -109,8 +109,8 @@ def _find_wordllama(folder: Path) -> StaticLayout | None:
         names = ", ".join(weights for weights, _ in found)
         raise CheckpointError(f"{folder}: several tables of wordllama ({names}), expected one; copy one into a folder")
     [(weights, tokenizer)] = found
-    for name in (weights, tokenizer):
-        _check_place(folder, Path(name).parent.name, str(folder))
+    for file in found[0]:
+        _check_place(folder, Path(file).parent.name, str(folder))
     return StaticLayout(name="wordllama", weights=weights, tokenizer=tokenizer, record=tokenizer, normalize=True)
 
 

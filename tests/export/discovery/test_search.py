@@ -51,11 +51,11 @@ class Tiny(PreTrainedModel):
 
 class WithoutBlocks(Tiny):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return self.embed(input_ids, None)
+        return self.embed(input_ids, attention_mask)
 
 
 class Failing(Tiny):
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # noqa: ARG002
         raise RuntimeError(f"no {len(input_ids)} rows")
 
 
