@@ -3,7 +3,6 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -55,19 +54,6 @@ def test_every_output_has_a_description(catalogue_http: httpx.Client) -> None:
     assert "Do not pass them as inputs_embeds" in shown["gpt"]["outputs"]["embeddings"]["description"]
     assert "Pass them as inputs_embeds" in shown["gpt"]["outputs"]["token_embeddings"]["description"]
     assert "They equal token_embeddings" in shown["llama"]["outputs"]["embeddings"]["description"]
-
-
-def test_response_names_the_use_of_its_outputs(tiny_http: httpx.Client) -> None:
-    uses = {"embeddings": "input of block 0", "token_embeddings": "inputs_embeds or prompt_embeds of a model"}
-    fields: dict[str, Any] = {"input_ids": [1]}
-    for output, use in uses.items():
-        assert tiny_http.post("/models/gpt/embed", json=fields | {"output": output}).json()["use_as"] == use
-    both = fields | {"output": [*uses]}
-    outputs = tiny_http.post("/models/gpt/embed", json=both).json()["outputs"]
-    assert {name: told["use_as"] for name, told in outputs.items()} == uses
-    answer = tiny_http.post("/models/gpt/embed", json=both, headers={"Accept": "application/x-safetensors"}).content
-    header = json.loads(answer[8 : 8 + int.from_bytes(answer[:8], "little")])["__metadata__"]
-    assert {name: header[f"use_as.{name}"] for name in uses} == uses
 
 
 @pytest.mark.parametrize(

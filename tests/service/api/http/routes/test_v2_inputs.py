@@ -1,135 +1,192 @@
-"""Inputs as other clients write them: INT32, nulls, unknown parameters. Oracle: the same request without them."""
+"""Inputs and outputs as clients write them: bytes, INT32, nulls, types, parameters. Oracle: the native API."""
 
-import json
 from typing import Any
 
 import httpx
 import numpy as np
+import orjson
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.service.api.http.routes.v2_calls import HEADER_LENGTH, IDS, infer, infer_binary, raw, tensor, vectors_of
-from tests.support.protocols import Clients, call_grpc, native_bytes
+from tests.service.api.http.routes.v2_calls import (
+    HEADER_LENGTH,
+    IDS,
+    MIXED,
+    declared,
+    infer,
+    infer_binary,
+    outputs,
+    raw,
+    split,
+    tensor,
+    vectors_of,
+)
+from tests.support.open_inference import infer_message
+from tests.support.protocols import Clients, RequestRefused, call_grpc, native_bytes
+from tests.support.servers import Server
 
 
-def test_model_list_has_kserve_format(tiny_http: httpx.Client) -> None:
-    response = tiny_http.get("/v2/models")
-    assert (response.status_code, response.json()) == (200, {"models": ["bert", "gpt"]})
+@pytest.mark.parametrize("reverse", [False, True])
+def test_json_and_binary_inputs_can_be_mixed(tiny_clients: Clients, reverse: bool) -> None:
+    items = list(MIXED.items())[:: -1 if reverse else 1]
+    expected = native_bytes(tiny_clients, "bert", MIXED).tobytes()
+    for binary in (set[str](), {"input_ids"}, {"offset", "attention_mask"}, {"token_type_ids"}, set(MIXED)):
+        inputs = [declared(data, name) if name in binary else tensor(name, data) for name, data in items]
+        data = b"".join(raw(data) for name, data in items if name in binary)
+        answer = infer_binary(tiny_clients.http, {"inputs": inputs}, data, model="bert")
+        assert vectors_of(answer).tobytes() == expected, binary
 
 
-def test_int32_ids_in_json_are_accepted(tiny_http: httpx.Client) -> None:
-    given = tensor(datatype="INT32"), tensor("offset", [1], datatype="INT32")
-    assert infer(tiny_http, *given).json() == infer(tiny_http, tensor(), tensor("offset", [1])).json()
+def test_output_binary_data_overrides_binary_data_output(tiny_clients: Clients) -> None:
+    expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS}).tobytes()
+    for whole in (None, False, True):
+        more: dict[str, Any] = {} if whole is None else {"parameters": {"binary_data_output": whole}}
+        for one in (None, {}, {"binary_data": False}, {"binary_data": True}):
+            more["outputs"] = [{"name": "embeddings"} | ({} if one is None else {"parameters": one})]
+            response = infer(tiny_clients.http, tensor(), **more)
+            assert (HEADER_LENGTH in response.headers) == (one or {}).get("binary_data", bool(whole)), more
+            assert vectors_of(response).tobytes() == expected, more
 
 
-def test_int32_ids_in_binary_are_accepted_beside_int64(tiny_http: httpx.Client, tiny_clients: Clients) -> None:
+def test_large_response_may_mix_json_and_binary_outputs(model_server: Server) -> None:
+    """The length of the text is told before it: it is computed whole, in a thread."""
+    ids = np.arange(3000).reshape(100, 30)
+    text, data = outputs("token_embeddings", binary_data=False), outputs("embeddings", binary_data=True)
+    with httpx.Client(base_url=model_server.address, timeout=60) as client:
+
+        def ask(wanted: list[dict[str, Any]]) -> tuple[Any, bytes]:
+            asked = {"inputs": [declared(ids)], "outputs": wanted}
+            response = infer_binary(client, asked, raw(ids), model="gpt2-small")
+            length = int(response.headers[HEADER_LENGTH])
+            return orjson.loads(response.content[:length])["outputs"], response.content[length:]
+
+        documents, vectors = ask(text + data)
+        assert [output["shape"] for output in documents] == [[100, 30, 768]] * 2
+        assert (
+            np.array(documents[0]["data"], np.float32).tobytes()
+            == ask(outputs("token_embeddings", binary_data=True))[1]
+        )
+        assert vectors == ask(data)[1]
+
+
+def test_raw_body_is_one_row_with_binary_response(tiny_clients: Clients) -> None:
+    headers = {HEADER_LENGTH: "0", "Content-Type": "application/octet-stream"}
+    document, content = split(tiny_clients.http.post("/v2/models/gpt/infer", content=raw([1, 2, 3]), headers=headers))
+    assert content.startswith(native_bytes(tiny_clients, "gpt", {"input_ids": [[1, 2, 3]]}).tobytes())
+    assert [output["name"] for output in document["outputs"]] == ["embeddings", "token_embeddings"]
+    assert (document["outputs"][0]["shape"], "id" in document) == ([1, 3, 4], False)
+
+
+def test_dtype_parameter_sets_response_datatype(tiny_http: httpx.Client) -> None:
+    for datatype, own in (("FP16", False), ("float16", True), ("BF16", True), ("bfloat16", False)):
+        dtype, shown = ("float16", "FP16") if datatype in ("FP16", "float16") else ("bfloat16", "BF16")
+        headers = {"Accept": "application/octet-stream"}
+        expected = tiny_http.post("/models/gpt/embed", json={"input_ids": IDS, "dtype": dtype}, headers=headers).content
+        more: dict[str, Any] = {"parameters": {"dtype": datatype, "binary_data_output": True}}
+        if own:
+            more = {"outputs": outputs("embeddings", dtype=datatype, binary_data=True)}
+        document, content = split(infer(tiny_http, tensor(), **more))
+        assert (document["outputs"][0]["datatype"], content) == (shown, expected)
+        assert document["outputs"][0]["parameters"]["binary_data_size"] == len(expected)
+    answer = infer(tiny_http, tensor(), parameters={"dtype": "FP16"}, outputs=outputs("embeddings", dtype="FP32"))
+    assert answer.json()["outputs"][0]["datatype"] == "FP32"
+
+
+def test_int32_ids_are_accepted_beside_int64(tiny_clients: Clients) -> None:
     """Bodies of INT64 and INT32 ids take turns, because a cached layout must not read one as the other."""
     for ids in ([[1, 2], [3, 4]], [[4, 3], [2, 1]]):
+        expected = native_bytes(tiny_clients, "gpt", {"input_ids": ids}).tobytes()
+        assert vectors_of(infer(tiny_clients.http, tensor(data=ids, datatype="INT32"))).tobytes() == expected
         for datatype, code in (("INT32", "<i4"), ("INT64", "<i8"), ("INT32", "<i4")):
             data = np.array(ids, code).tobytes()
-            sent = {"name": "input_ids", "datatype": datatype, "shape": [2, 2]}
-            asked = {"inputs": [sent | {"parameters": {"binary_data_size": len(data)}}]}
-            found = vectors_of(infer_binary(tiny_http, asked | {"parameters": {"binary_data_output": True}}, data))
-            assert found.tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": ids}).tobytes()
+            given = declared(ids, binary_data_size=len(data)) | {"datatype": datatype}
+            asked = {"inputs": [given], "parameters": {"binary_data_output": True}}
+            assert vectors_of(infer_binary(tiny_clients.http, asked, data)).tobytes() == expected
 
 
 @pytest.mark.parametrize("raw_contents", [False, True])
 def test_int32_ids_over_grpc_are_accepted(tiny_clients: Clients, raw_contents: bool) -> None:
     for ids in ([[1, 2]], [[3, 4]], [[1, 2]]):
-        message = service_pb2.ModelInferRequest(model_name="gpt", outputs=[{"name": "embeddings"}])
+        message = service_pb2.ModelInferRequest(model_name="gpt", outputs=outputs("embeddings"))
         given = message.inputs.add(name="input_ids", datatype="INT32", shape=[1, 2])
         if raw_contents:
             message.raw_input_contents.append(np.array(ids, "<i4").tobytes())
         else:
             given.contents.int_contents.extend(ids[0])
         answer = call_grpc(tiny_clients, "ModelInfer", message)
-        expected = native_bytes(tiny_clients, "gpt", {"input_ids": ids}).tobytes()
         # As in Triton, the answer to typed contents is raw.
-        assert list(answer.raw_output_contents) == [expected]
+        assert list(answer.raw_output_contents) == [native_bytes(tiny_clients, "gpt", {"input_ids": ids}).tobytes()]
         assert not answer.outputs[0].HasField("contents")
 
 
 def test_zero_inputs_of_perf_analyzer_are_accepted(tiny_http: httpx.Client) -> None:
     """perf_analyzer without a data file sends all declared inputs, and requests all declared outputs."""
     metadata = tiny_http.get("/v2/models/gpt").json()
-    config = {described["name"]: described for described in tiny_http.get("/v2/models/gpt/config").json()["input"]}
-    assert list(config) == [described["name"] for described in metadata["inputs"]]
+    config = tiny_http.get("/v2/models/gpt/config").json()["input"]
+    assert [described["name"] for described in config] == [described["name"] for described in metadata["inputs"]]
     inputs = []
     for described in metadata["inputs"]:
         shape = [1 if size == -1 else size for size in described["shape"]]
         inputs.append(described | {"shape": shape, "parameters": {"binary_data_size": 8}})
-    outputs = [{"name": output["name"], "parameters": {"binary_data": True}} for output in metadata["outputs"]]
-    answer = infer_binary(tiny_http, {"inputs": inputs, "outputs": outputs}, bytes(8 * len(inputs)))
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["Content-Type"] == "application/octet-stream"
-
-
-@pytest.mark.parametrize(
-    ("model", "optional"),
-    [
-        ("gpt", ["attention_mask", "offset"]),
-        ("bert", ["input_ids", "token_type_ids", "attention_mask", "offset", "text"]),
-    ],
-)
-def test_omittable_inputs_are_declared_optional(tiny_http: httpx.Client, model: str, optional: list[str]) -> None:
-    config = tiny_http.get(f"/v2/models/{model}/config").json()["input"]
-    assert [described["name"] for described in config if described["optional"]] == optional
+    wanted = outputs(*(output["name"] for output in metadata["outputs"]), binary_data=True)
+    answer = infer_binary(tiny_http, {"inputs": inputs, "outputs": wanted}, bytes(8 * len(inputs)))
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/octet-stream"), answer.text
 
 
 NULLS: list[dict[str, Any]] = [
     {"parameters": None},
     {"id": None, "model_name": None, "parameters": {}},
-    {"parameters": {"offset": None, "dtype": None, "sequence_id": None, "binary_data_output": None, "priority": None}},
+    {"parameters": dict.fromkeys(("offset", "dtype", "sequence_id", "binary_data_output", "priority"))},
     {"parameters": {"headers": None, "unknown": None}},
     {"outputs": [{"name": "embeddings", "parameters": None}]},
-    {"outputs": [{"name": "embeddings", "parameters": {"binary_data": None, "dtype": None}}]},
+    {"outputs": outputs("embeddings", binary_data=None, dtype=None)},
     {"inputs": [tensor(parameters=None)]},
     {"inputs": [tensor(parameters={"binary_data_size": None, "content_type": None})]},
     {"field": None},
 ]
 
 
-@pytest.mark.parametrize("nulls", NULLS, ids=range(len(NULLS)))
-def test_null_field_counts_as_absent(tiny_http: httpx.Client, nulls: dict[str, Any]) -> None:
-    response = infer(tiny_http, tensor(), **nulls)
-    assert response.status_code == 200, response.text
-    assert response.json() == infer(tiny_http, tensor()).json()
-
-
-def test_null_data_beside_binary_data_is_accepted(tiny_http: httpx.Client) -> None:
-    given = tensor(data=None, shape=[2, 3], parameters={"binary_data_size": 48})
-    found = vectors_of(infer_binary(tiny_http, {"inputs": [given]}, raw(IDS)))
-    assert found.tobytes() == vectors_of(infer(tiny_http, tensor())).tobytes()
-
-
-@pytest.mark.parametrize("body", [{"ready": None}, {"ready": False}, {}])
-def test_null_in_index_request_counts_as_absent(tiny_http: httpx.Client, body: dict[str, Any]) -> None:
-    assert tiny_http.post("/v2/repository/index", json=body).json() == tiny_http.post("/v2/repository/index").json()
-
-
-@pytest.mark.parametrize("parameters", [None, {}, {"unload_dependents": None}])
-def test_null_in_model_control_counts_as_absent(tiny_http: httpx.Client, parameters: Any) -> None:
-    for verb in ("load", "unload"):
-        response = tiny_http.post(f"/v2/repository/models/bert/{verb}", json={"parameters": parameters})
-        assert response.status_code == 403, response.text  # forbidden by the settings, and valid
-
-
-UNKNOWN = {"max_tokens": 5, "temperature": 0.5, "nested": {"a": [1]}, "timeout": 1}
+def test_null_field_counts_as_absent(tiny_clients: Clients) -> None:
+    http = tiny_clients.http
+    plain = infer(http, tensor())
+    for nulls in NULLS:
+        response = infer(http, tensor(), **nulls)
+        assert (response.status_code, response.json()) == (200, plain.json()), nulls
+    assert vectors_of(infer_binary(http, {"inputs": [declared(IDS) | {"data": None}]}, raw(IDS))).tobytes() == (
+        vectors_of(plain).tobytes()
+    )
+    message = infer_message([[1, 2]])
+    expected = call_grpc(tiny_clients, "ModelInfer", message)
+    for name in ("offset", "dtype", "headers"):
+        message.parameters[name].SetInParent()
+    assert call_grpc(tiny_clients, "ModelInfer", message) == expected
 
 
 def test_ignored_parameters_are_named_in_the_response(tiny_http: httpx.Client) -> None:
-    given = tensor(parameters={"scale": 2.5})
-    outputs = [{"name": "embeddings", "parameters": {"layout": "x"}}]
-    document = infer(tiny_http, given, outputs=outputs, parameters=UNKNOWN).json()
+    unknown = {"max_tokens": 5, "temperature": 0.5, "nested": {"a": [1]}, "timeout": 1}
+    given, wanted = tensor(parameters={"scale": 2.5}), outputs("embeddings", layout="x")
+    document = infer(tiny_http, given, outputs=wanted, parameters=unknown).json()
     named = "max_tokens, temperature, nested, timeout, inputs[0].parameters.scale, outputs[0].parameters.layout"
     assert document.pop("parameters") == {"ignored_parameters": named}
     assert document == infer(tiny_http, tensor()).json()
-
-
-def test_ignored_parameters_are_named_in_repeated_responses(tiny_http: httpx.Client) -> None:
-    parameters = {"binary_data_output": True, "max_tokens": 5}
-    given = tensor(data=None, shape=[2, 3], parameters={"binary_data_size": 48})
-    for _ in range(3):
-        answer = infer_binary(tiny_http, {"inputs": [given], "parameters": parameters}, raw(IDS))
-        header = json.loads(answer.content[: int(answer.headers[HEADER_LENGTH])])
+    for _ in range(3):  # later ones are prepared
+        asked = {"inputs": [declared(IDS)], "parameters": {"binary_data_output": True, "max_tokens": 5}}
+        header, _ = split(infer_binary(tiny_http, asked, raw(IDS)))
         assert header["parameters"] == {"ignored_parameters": "max_tokens"}
+
+
+def test_offset_parameter_is_accepted(tiny_clients: Clients) -> None:
+    expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS, "offset": 2}).tobytes()
+    for further in ({}, {"priority": 3, "timeout": 5, "content_type": "np"}):
+        answer = infer(tiny_clients.http, tensor(), parameters={"offset": 2} | further)
+        assert vectors_of(answer).tobytes() == expected
+
+
+def test_wrong_binary_size_over_grpc_is_rejected(tiny_clients: Clients) -> None:
+    message = infer_message([[0, 0]])
+    for size in (8, 24):
+        message.inputs[0].parameters["binary_data_size"].int64_param = size
+        with pytest.raises(RequestRefused, match=rf"binary_data_size: got {size}, expected 16, the bytes of its"):
+            call_grpc(tiny_clients, "ModelInfer", message)
+    message.inputs[0].parameters["binary_data_size"].int64_param = 16
+    assert call_grpc(tiny_clients, "ModelInfer", message).outputs[0].shape == [1, 2, 4]
