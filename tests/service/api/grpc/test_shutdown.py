@@ -25,8 +25,8 @@ def request(rows: int) -> Any:
 
 
 @contextmanager
-def connected(repository: Path, *options: str) -> Iterator[tuple[OwnServer, Any]]:
-    with serve(repository, *options) as server, grpc.insecure_channel(server.grpc) as channel:
+def connected(repository: Path) -> Iterator[tuple[OwnServer, Any]]:
+    with serve(repository) as server, grpc.insecure_channel(server.grpc) as channel:
         grpc.channel_ready_future(channel).result(30)
         yield server, channel
 
@@ -45,33 +45,26 @@ def test_idle_grpc_streams_end_at_shutdown_without_delay(tiny_repository: Path) 
     with connected(tiny_repository) as (server, channel):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
-        def open_stream() -> Any:
-            """Send one request, and then neither another nor the end."""
-            stream = stub.ModelStreamInfer(sent())
-            assert next(stream).infer_response.id == "1"
-            return stream
-
         done: list[Any] = []
 
         def sent() -> Iterator[Any]:
+            """Send one request, and then neither another nor the end."""
             yield request(1)
             while not done:
                 time.sleep(0.05)
 
-        streams = [open_stream() for _ in range(3)]
+        streams = [stub.ModelStreamInfer(sent()) for _ in range(3)]
+        assert [next(stream).infer_response.id for stream in streams] == ["1"] * 3
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
 
-        def read_ends() -> list[Any]:
-            ends = []
-            for stream in streams:
-                with pytest.raises(grpc.RpcError) as raised:
-                    next(stream)
-                ends.append(raised.value)
-            return ends
+        def end_of(stream: Any) -> Any:
+            with pytest.raises(grpc.RpcError) as raised:
+                next(stream)
+            return raised.value
 
         try:
-            ends = end(server, read_ends)
+            ends = end(server, lambda: [*map(end_of, streams)])
         finally:
             done.append(True)
         assert {error.code() for error in ends} == {grpc.StatusCode.UNAVAILABLE}

@@ -9,11 +9,10 @@ import pytest
 
 from preblock.service.api.http.streaming import DecodeSession
 from preblock.service.core.large_bodies import LARGE_BODY_BYTES, MAX_LARGEST_BODIES
-from tests.support.decode_protocols import FRAME
+from tests.service.api.http.streaming.frames import step
 from tests.support.engines import open_engine
 
-STEP = b'{"input_ids": [1, 2]}'
-FRAME_STEP = FRAME.pack(b"PRBK", 2, 1, 0, 0, 1, 0, 0, bytes(3)) + bytes(4)
+TEXT, FRAME = b'{"input_ids": [1, 2]}', step([[]])
 SETTINGS: dict[str, Any] = {"max_body_bytes": LARGE_BODY_BYTES, "queue_timeout_seconds": 0.05}
 
 
@@ -23,7 +22,7 @@ def test_only_large_decode_message_waits_for_memory(kind: str, tiny_repository: 
         with open_engine(tiny_repository, **SETTINGS) as engine:
             session = DecodeSession(engine, engine.repository.get("gpt"), {})
             answer = session.answer_text if kind == "text" else session.answer_frame
-            small = STEP if kind == "text" else FRAME_STEP
+            small = TEXT if kind == "text" else FRAME
             large = small.ljust(LARGE_BODY_BYTES) if kind == "text" else small + bytes(LARGE_BODY_BYTES)
             held = await engine.limits.bodies.reserve(MAX_LARGEST_BODIES * LARGE_BODY_BYTES)
             answers = await answer(small), await answer(large)
