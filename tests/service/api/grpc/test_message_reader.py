@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from functools import wraps
 from typing import Any
 
 import pytest
@@ -13,23 +11,11 @@ from preblock.service.api.grpc.message_reader import MAX_CONNECTIONS, MessageRea
 from preblock.service.core.errors import Unavailable
 from preblock.service.core.large_bodies import LARGE_BODY_BYTES
 from preblock.service.core.settings import LiveSettings, Settings
+from tests.support.loops import in_loop
 
 LARGE, SMALL = bytes(LARGE_BODY_BYTES), b"1"
 LONG = 60.0
 """Seconds; every test is over before."""
-
-
-def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """Run an asynchronous test."""
-
-    @wraps(test)
-    def run() -> None:
-        async def main() -> None:
-            await test()
-
-        asyncio.run(main())
-
-    return run
 
 
 class Call:
