@@ -76,13 +76,16 @@ def test_prompt_file_size_is_known_before_values() -> None:
 
 
 def test_each_row_is_one_file() -> None:
-    tensor, lengths = vectors((6, 4)), np.array([1, 3, 2])
+    def texts_of(tensor: Any) -> Any:
+        return write_prompt_embeds(tensor, np.array([1, 3, 2]))
+
+    tensor = vectors((6, 4))
     one = write_prompt_embeds(tensor.reshape(1, 6, 4), np.array([6]))
     assert isinstance(one, Base64Chunks)
     assert loaded(join([one])).numpy().tobytes() == tensor.tobytes()
-    whole: Any = write_prompt_embeds(tensor, lengths)
-    for file, row in zip(whole, np.split(tensor, [1, 4]), strict=True):
-        assert np.array_equal(loaded(join([file])).numpy(), row)
+    whole = [join([file]) for file in texts_of(tensor)]
+    for text, row in zip(whole, np.split(tensor, [1, 4]), strict=True):
+        assert np.array_equal(loaded(text).numpy(), row)
     for chunks in ([6], [2, 4], [1, 1, 1, 1, 1, 1]):
         ended = []
 
@@ -90,8 +93,7 @@ def test_each_row_is_one_file() -> None:
             yield from np.split(tensor, np.cumsum(chunks)[:-1])
             ended.append(True)
 
-        files: Any = write_prompt_embeds(ChunkedTensor(tensor.shape, "float32", computed()), lengths)
-        assert [join([file]) for file in files] == [join([file]) for file in whole]
+        assert [join([file]) for file in texts_of(ChunkedTensor(tensor.shape, "float32", computed()))] == whole
         assert ended
 
 

@@ -72,15 +72,6 @@ def test_rows_may_differ_in_length_and_offset(catalogue_http: httpx.Client) -> N
     assert vectors_of(answer).tobytes() == np.concatenate(alone).tobytes()
 
 
-def test_placeholders_take_vectors_in_order(catalogue_http: httpx.Client) -> None:
-    values = given(4)
-    rows = [[{"input_ids": [1, 99, 99, 2]}], [{"vectors": encode(values[2:3])}, {"input_ids": [99]}]]
-    placeholder = {"token_id": 99, "vectors": encode(values[[0, 1, 3]])}  # an id beyond the vocabulary will do
-    answer = vectors_of(told(catalogue_http, "llama", parts=rows, placeholder=placeholder))
-    ids = vectors_of(told(catalogue_http, "llama", input_ids=[1, 2]))[0]
-    assert answer.tobytes() == np.concatenate([ids[:1], values[:2], ids[1:], values[2:]]).tobytes()
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_large_answer_has_the_bits_of_small_ones(catalogue_http: httpx.Client, dtype: str) -> None:
     values = given(500, 768)
@@ -95,15 +86,6 @@ def test_large_answer_has_the_bits_of_small_ones(catalogue_http: httpx.Client, d
     assert len(whole) == 4 * size
     assert {whole[number * size :][: len(one)] for number in range(4)} == {one}
     assert whole[len(one) :].startswith(ask_bytes(input_ids=ids, offset=250))
-
-
-def test_rotary_outputs_count_vectors_as_tokens(catalogue_http: httpx.Client) -> None:
-    row = [{"input_ids": [1]}, {"vectors": encode(given(2))}, {"input_ids": [2]}]
-    outputs = {"output": "embeddings,rotary_cos", "offset": 3}
-    found = told(catalogue_http, "llama", parts=row, **outputs)["outputs"]
-    expected = told(catalogue_http, "llama", input_ids=[1, 0, 0, 2], **outputs)["outputs"]
-    assert found["rotary_cos"] == expected["rotary_cos"]
-    assert found["embeddings"] != expected["embeddings"]
 
 
 def test_limits_and_padding_count_vectors(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Rows made of parts over the Open Inference Protocol, with tritonclient. Oracles: the native API, and NumPy."""
 
 import json
-import queue
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,18 +109,6 @@ def test_vector_in_a_sequence_with_history_is_rejected(triton: Triton) -> None:
     with pytest.raises(InferenceServerException, match="vectors: got a value, expected token ids, since the sequence"):
         infer(triton, "ngrams", vectors, "token_embeddings", sequence_id=8)
     infer(triton, "ngrams", ids, "ngram_row_ids", sequence_id=8, sequence_end=True)
-
-
-def test_grpc_stream_carries_parts(catalogue_server: Server, catalogue_http: httpx.Client) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
-    with tritonclient.grpc.InferenceServerClient(catalogue_server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
-        outputs = [tritonclient.grpc.InferRequestedOutput("embeddings")]
-        client.async_stream_infer("gpt", [tensor(tritonclient.grpc, "parts", [json.dumps(PARTS[0])])], outputs=outputs)
-        result, error = answers.get(timeout=30)
-    assert error is None
-    expected = vectors_of(native(catalogue_http, "gpt", parts=PARTS[0]))
-    assert result.as_numpy("embeddings").tobytes() == expected.tobytes()
 
 
 GOOD = json.dumps([{"input_ids": [1]}])

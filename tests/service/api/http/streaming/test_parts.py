@@ -67,12 +67,6 @@ def test_repeated_step_of_parts_has_the_same_answer(catalogue_clients: Clients) 
     assert (first["next_offset"], other["error"]["title"]) == ([2], "Conflict")
 
 
-def test_parts_of_ids_feed_the_history(catalogue_clients: Clients) -> None:
-    path = "ngrams?output=ngram_embeddings"
-    first = exchange(catalogue_clients, path, {"parts": [ids(5), ids(6)]}, {"parts": [ids(7)]})
-    assert first == exchange(catalogue_clients, path, {"input_ids": [5, 6]}, {"input_ids": [7]})
-
-
 def test_lines_may_have_parts(catalogue_http: httpx.Client) -> None:
     lines = [{"parts": [vectors(GIVEN[:2])]}, {"parts": [[ids(1)]]}, {"input_ids": [2]}]
     content = "".join(json.dumps(line) + "\n" for line in lines)

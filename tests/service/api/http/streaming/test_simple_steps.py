@@ -1,7 +1,6 @@
 """Simple steps of streams with a history. Oracle: the frames of the general path, byte for byte."""
 
 import asyncio
-import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from preblock.service.runtime.table_memory import TableMemory
 from tests.service.api.http.streaming.frames import APPEND, DROP, REORDER, REWIND, operation, step
 from tests.support.artifacts import copy_artifact
 from tests.support.engines import open_engine
-from tests.support.protocols import ERROR
 
 END = 2
 NGRAMS = {"output": ["ngram_embeddings"]}
@@ -151,23 +149,6 @@ def test_repeated_simple_step_sees_the_history_before_it(engine: Engine) -> None
     assert answer_simple(session, step([[8]], 2)) != first
 
 
-def test_simple_steps_of_one_batch_keep_their_histories(engine: Engine) -> None:
-    frames = [step([[7]]), step([[8, END, 9]]), step([[7]])]
-    sessions = [open_session(engine, **NGRAMS, dtype="stored") for _ in frames]
-    expected = []
-    for place, (session, frame) in enumerate(zip(sessions, frames, strict=True)):
-        answer(session, step([[place + 10, place + 20]]))
-        other = open_session(engine, **NGRAMS, dtype="stored")
-        answer(other, step([[place + 10, place + 20]]))
-        expected.append(answer(other, frame))
-    runs = [session.begin(frame) for session, frame in zip(sessions, frames, strict=True)]
-    for session, run, wanted in zip(sessions, runs, expected, strict=True):
-        assert run is not None
-        assert b"".join(session.finish(run)) == wanted
-        session.end(run, len(wanted), 0.0)
-        assert run.record.batch in (0, 3)
-
-
 def test_other_steps_take_the_general_path(engine: Engine) -> None:
     for fields, frame in (
         (NGRAMS, step([[5]], version=1)),
@@ -175,22 +156,3 @@ def test_other_steps_take_the_general_path(engine: Engine) -> None:
         ({"dtype": "float16"}, step([[5]])),
     ):
         assert open_session(engine, **NGRAMS | fields).begin(frame) is None
-
-
-def test_failed_simple_step_leaves_the_stream_unchanged(tmp_path: Path) -> None:
-    copy_artifact("ngrams", tmp_path)
-    with open_engine(tmp_path) as engine:
-        session = open_session(engine, **NGRAMS)
-        answer_simple(session, step([[5, 6]]))
-        rows = session.stream.model.ngrams
-        assert rows is not None
-        rows.close()
-        frame = answer_simple(session, step([[7]], 3))
-        assert (frame[5], frame[8:12]) == (ERROR, struct.pack("<I", 3))
-        assert b"a table of ngram_embeddings has changed since it was opened" in frame
-        assert frame == answer(session, step([[7]], 3))
-        assert session.stream.running.offset.tolist() == [2]
-        assert session.stream.running.context is not None
-        assert session.stream.running.context.tolist() == [[5, 6]]
-        outcomes = engine.metrics.statistics()["ngrams", 1].outcomes
-        assert {outcome: duration.count for outcome, duration in outcomes.items()} == {"success": 1, "fail": 2}
