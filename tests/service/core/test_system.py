@@ -51,8 +51,6 @@ def test_usable_cores_follow_affinity() -> None:
 
 def test_return_free_memory_collects_reference_cycles() -> None:
     class Connection:
-        """An object that refers to itself."""
-
         def __init__(self) -> None:
             self.own = self
 

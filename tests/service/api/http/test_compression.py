@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from preblock.service.api.http.request import MAX_INPUT_BYTES, MAX_OUTPUT_BYTES, expand
-from preblock.service.api.http.response import MIN_COMPRESSED_BYTES, choose_encoding
+from preblock.service.api.http.response import choose_encoding
 from preblock.service.core.errors import Malformed, TooLarge
 from tests.support.processes import status_bytes
 from tests.support.servers import Server, serve
@@ -19,34 +19,6 @@ from tests.support.servers import Server, serve
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 PATHS = ("/models/gpt/embed", "/models/gpt/bias", "/v1/embeddings", "/v2/models/gpt/infer")
 ROWS = np.random.default_rng(2).integers(0, 30000, (4, 128)).tolist()
-
-
-def raw(server: Server, path: str, content: bytes, **headers: str) -> tuple[bytes, httpx.Headers]:
-    """Return the bytes of an answer as they came, and its headers."""
-    given = {"Content-Type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
-    with httpx.stream("POST", server.address + path, content=content, headers=given) as response:
-        body = b"".join(response.iter_raw())
-    assert response.status_code == 200, body
-    return body, response.headers
-
-
-def test_binary_is_compressed_only_if_one_encoding_is_accepted(model_server: Server) -> None:
-    path, body = "/models/minilm/embed", json.dumps({"input_ids": ROWS}).encode()
-    accept = "application/octet-stream"
-    plain, headers = raw(model_server, path, body, Accept=accept, Accept_Encoding="gzip, deflate, br")
-    assert "Content-Encoding" not in headers
-    packed, headers = raw(model_server, path, body, Accept=accept, Accept_Encoding="gzip")
-    assert headers["Content-Encoding"] == "gzip"
-    assert gzip.decompress(packed) == plain
-
-
-def test_small_base64_response_is_not_compressed_by_default(model_server: Server) -> None:
-    content = b'{"model": "minilm", "input": [1], "pooling": "last", "encoding_format": "base64"}'
-    body, headers = raw(model_server, "/v1/embeddings", content)
-    assert len(body) > MIN_COMPRESSED_BYTES
-    assert "Content-Encoding" not in headers
-    body, headers = raw(model_server, "/models/minilm/embed", b'{"input_ids": [1]}', Accept_Encoding="gzip")
-    assert headers["Content-Encoding"] == "gzip"
 
 
 def test_accept_encoding_selects_content_encoding() -> None:

@@ -1,4 +1,4 @@
-"""The native API on a real server. Oracles: transformers, and the raw tables."""
+"""The native API on a real server. Oracles: transformers and its tokenizer, the raw tables, the API given ids."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.service.api.http.native_requests import BYTES, IDS, JSON, RAGGED, ask, post_json, told, vectors_of
+from tests.service.api.http.native_requests import (
+    BYTES,
+    IDS,
+    JSON,
+    RAGGED,
+    ask,
+    post_json,
+    prompt_of,
+    refusal,
+    told,
+    vectors_of,
+)
 from tests.support.late import torch, transformers
 from tests.support.protocols import Clients, native_bytes, native_json
 
@@ -154,3 +165,81 @@ def test_headers_of_rows_are_short(tiny_http: httpx.Client) -> None:
     ragged = post_json(tiny_http, "gpt", BYTES, input_ids=[[1] * (1 + row % 2) for row in range(600)]).headers
     assert ragged["Preblock-Shape"] == "900,4"
     assert not {"Preblock-Next-Offset", "Preblock-Lengths"} & set(ragged)
+
+
+TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve café", "the quick brown fox " * 60]
+
+
+@pytest.fixture(scope="module")
+def oracle(minilm_checkpoint: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(minilm_checkpoint)
+
+
+def test_text_tokens_equal_transformers_tokenizer(model_http: httpx.Client, oracle: Any) -> None:
+    expected = oracle(TEXTS, truncation=False, return_offsets_mapping=True)
+    for text, ids in zip([*TEXTS, TEXTS], [*expected["input_ids"], expected["input_ids"]], strict=True):
+        assert told(model_http, "minilm", text=text) == told(model_http, "minilm", input_ids=ids)
+    answer = told(model_http, "minilm", text=TEXTS, return_tokens=True)
+    assert answer["input_ids"] == expected["input_ids"]
+    assert answer["spans"] == [[list(span) for span in row] for row in expected["offset_mapping"]]
+    first, end = answer["spans"][1][3]
+    assert TEXTS[1][first:end] == "naïve"
+
+
+def test_special_tokens_are_omitted_on_request(model_http: httpx.Client, oracle: Any) -> None:
+    for special in (None, True, False):
+        expected = oracle(TEXTS, truncation=False, add_special_tokens=special is not False)["input_ids"]
+        answer = told(model_http, "minilm", text=TEXTS, return_tokens=True, special_tokens=special)
+        assert answer["input_ids"] == expected
+        assert answer["embeddings"] == told(model_http, "minilm", input_ids=expected)["embeddings"]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_truncated_text_equals_transformers(model_http: httpx.Client, oracle: Any, side: str) -> None:
+    texts = [" ".join(str(number) for number in range(2000, 2800)), "short"]
+    oracle.truncation_side = side
+    expected = oracle(texts, truncation=True, max_length=512)["input_ids"]
+    whole = oracle(texts, truncation=False)["input_ids"]
+    answer = told(model_http, "minilm", text=texts, truncate=side, return_tokens=True)
+    assert answer["input_ids"] == expected
+    assert answer["truncated"] == [len(whole[0]) - 512, 0]
+    assert answer["embeddings"] == told(model_http, "minilm", input_ids=expected)["embeddings"]
+
+
+def test_text_with_offset_equals_ids_with_offset(tiny_http: httpx.Client) -> None:
+    expected = told(tiny_http, "bert", input_ids=[[1, 4, 5, 2]], offset=3)
+    assert told(tiny_http, "bert", text="a b", offset=3) == expected
+
+
+@pytest.fixture(scope="module")
+def table(minilm_checkpoint: Path) -> Any:
+    """The token table of the real checkpoint."""
+    model: Any = transformers.BertModel.from_pretrained(minilm_checkpoint, add_pooling_layer=False)
+    return model.get_input_embeddings().weight.detach()
+
+
+def test_prompt_embeds_equal_transformers_lookup(model_http: httpx.Client, table: Any, minilm_checkpoint: Path) -> None:
+    ids = transformers.AutoTokenizer.from_pretrained(minilm_checkpoint)("Hello, world!")["input_ids"]
+    for dtype in ("float32", "float16", "bfloat16"):
+        answer = told(model_http, "minilm", text="Hello, world!", encoding="prompt_embeds", dtype=dtype)
+        assert (answer["encoding"], answer["dtype"]) == ("prompt_embeds", dtype)
+        found = prompt_of(answer["token_embeddings"])
+        assert (found.dtype, list(found.shape)) == (getattr(torch, dtype), answer["shape"][1:])
+        assert torch.equal(found, table[ids].to(found.dtype))
+    rows = [[101, 7592, 102], [101, 102], [7592]]
+    answer = told(model_http, "minilm", input_ids=rows, encoding="prompt_embeds", output="token_embeddings")
+    assert answer["lengths"] == [3, 2, 1]
+    for text, row in zip(answer["token_embeddings"], rows, strict=True):
+        assert torch.equal(prompt_of(text), table[row])
+
+
+def test_unsafe_prompt_embeds_request_is_rejected(model_http: httpx.Client) -> None:
+    requests: list[tuple[str, dict[str, Any], str]] = [
+        ("transformer-base", {}, "encoding: got prompt_embeds"),
+        ("minilm", {"output": "embeddings"}, "output: got ['embeddings']"),
+        ("minilm", {"output": ["token_embeddings", "embeddings"]}, "output: got ['token_embeddings', 'embe"),
+        ("minilm", {"attention_mask": [[1]]}, "attention_mask: got a value"),
+    ]
+    for model, fields, detail in requests:
+        found = refusal(post_json(model_http, model, input_ids=[[101]], encoding="prompt_embeds", **fields))
+        assert (found[0], found[1][: len(detail)]) == (422, detail)

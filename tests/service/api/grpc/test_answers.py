@@ -1,18 +1,23 @@
-"""Answers over gRPC: large ones are computed while their message is written, others prepared. Oracle: HTTP."""
+"""Answers over gRPC: large, prepared and compressed ones. Oracles: HTTP, and the bytes on the socket."""
 
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
 import httpx
 import numpy as np
 import pytest
+import tritonclient.grpc
 from numpy.typing import ArrayLike
 from tritonclient.grpc import service_pb2
 
 from tests.service.api.http.native_requests import BYTES, ask
+from tests.support.connections import dial
 from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub
-from tests.support.protocols import Clients
+from tests.support.protocols import Clients, native_bytes
 from tests.support.servers import Server
 
 
@@ -93,3 +98,39 @@ def test_unknown_field_is_not_read_as_ids(tiny_clients: Clients, tiny_server: Se
         for message in messages:
             answer = service_pb2.ModelInferResponse.FromString(call(message, timeout=60))
             assert list(answer.raw_output_contents) == [over_http(tiny_clients.http, "gpt", ids)]
+
+
+IDS = np.ones((4000, 1), np.int64)
+
+
+@contextmanager
+def counting(target: str) -> Iterator[tuple[str, list[int]]]:
+    """Carry one connection to a server, and collect the sizes of what it sends."""
+    sizes: list[int] = []
+
+    def carry(source: socket.socket, sink: socket.socket, read: list[int]) -> None:
+        with source, sink, suppress(OSError):
+            while data := source.recv(2**16):
+                read.append(len(data))
+                sink.sendall(data)
+
+    def run() -> None:
+        client, server = listener.accept()[0], dial(f"http://{target}")
+        threading.Thread(target=carry, args=(client, server, []), daemon=True).start()
+        carry(server, client, sizes)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=run, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}", sizes
+
+
+def test_grpc_response_is_compressed_on_request(tiny_server: Server, tiny_clients: Clients) -> None:
+    expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS.tolist()}).tobytes()
+    given = tritonclient.grpc.InferInput("input_ids", IDS.shape, "INT64").set_data_from_numpy(IDS)
+    for accept, compressed in (("", False), ("gzip", True), ("deflate", True), ("br", False)):
+        headers = {"accept-encoding": accept} if accept else {}
+        with counting(tiny_server.grpc) as (address, sizes):
+            with tritonclient.grpc.InferenceServerClient(address) as client:
+                answer = client.infer("gpt", [given], headers=headers, compression_algorithm="gzip")
+            assert answer.as_numpy("embeddings").tobytes() == expected
+            assert (sum(sizes) < len(expected) / 4) == compressed, accept
