@@ -7,10 +7,20 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from preblock.service.codecs.native_json import build_document, read_embed, read_json, read_query, write_json
-from preblock.service.core.errors import Invalid, Malformed
+import tests.support.profiles  # noqa: F401
+from preblock.service.codecs.native_json import (
+    build_document,
+    has_more_values,
+    read_embed,
+    read_json,
+    read_query,
+    write_json,
+)
+from preblock.service.core.errors import Invalid, Malformed, TooLarge
 from preblock.service.core.types import EmbedResult
 
 
@@ -104,3 +114,33 @@ def test_unaligned_values_are_copied_to_aligned_memory() -> None:
     assert not odd.flags.aligned
     request: Any = read_embed({"input_ids": odd}).request
     assert (request.input_ids.values.flags.aligned, request.input_ids.values.tolist()) == (True, [0, 1, 2])
+
+
+TEXTS = st.text('a,"\\', max_size=8)
+VALUES = st.recursive(
+    st.integers(0, 9) | TEXTS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4)
+)
+
+
+def separators(value: Any) -> int:
+    if not isinstance(value, list | dict):
+        return 0
+    items = value.values() if isinstance(value, dict) else value
+    return max(0, len(value) - 1) + sum(map(separators, items))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 50])
+@given(value=VALUES)
+def test_separators_inside_strings_are_not_counted(chunk: int, value: Any) -> None:
+    text, values = json.dumps(value).encode(), separators(value) + 1
+    assert has_more_values(text, values - 1, chunk)
+    assert not has_more_values(text, values, chunk)
+
+
+def test_too_many_values_are_rejected_before_parsing() -> None:
+    fits = b'{"text": "%b", "input_ids": [1,2,3]}' % (b"," * 100)
+    assert read_json(fits, 4)["input_ids"] == [1, 2, 3]
+    with pytest.raises(TooLarge, match=r"^body: got more than 3 JSON values, expected at most 3 JSON values$"):
+        read_json(fits, 3)
+    with pytest.raises(TooLarge):
+        read_json(b"[1,2,3,4 and no JSON", 3)

@@ -1,4 +1,4 @@
-"""Open Inference messages, where no server is needed. The protocol itself is tested in `api/test_open_inference.py`."""
+"""Open Inference messages, where no server is needed. Servers are asked in `api/http/routes/test_v2.py`."""
 
 import json
 from typing import Any

@@ -1,16 +1,21 @@
-"""Decode streams on a real server, in JSON and in frames. Oracles: a native request, the raw tables, the layout in words."""
+"""Decode streams on a real server, in JSON and in frames. Oracles: a native request, the raw tables, the layout."""
 
+import asyncio
 import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from websockets import ConnectionClosed, InvalidStatus
 
+from preblock.service.api.http.streaming import DecodeSession
+from preblock.service.core.large_bodies import LARGE_BODY_BYTES, MAX_LARGEST_BODIES
 from tests.service.api.http.native_requests import BYTES, ask, told
 from tests.service.api.http.streaming.frames import Ask, StreamAnswer, as_frame, as_text, head, step, stream_of, tell
 from tests.support.decode_protocols import FRAME
+from tests.support.engines import open_engine
 from tests.support.protocols import ERROR, STEP, Clients, native_bytes
 from tests.support.scrapes import read_metrics
 
@@ -266,3 +271,31 @@ def test_bad_decode_handshake_is_rejected(tiny_clients: Clients) -> None:
         assert response.status_code == status, path
         assert response.headers["Content-Type"] == "application/problem+json"
         assert json.loads(response.body or b"")["detail"].startswith(detail), path
+
+
+SMALL_TEXT, SMALL_FRAME = b'{"input_ids": [1, 2]}', step([[]])
+SETTINGS: dict[str, Any] = {"max_body_bytes": LARGE_BODY_BYTES, "queue_timeout_seconds": 0.05}
+
+
+@pytest.mark.parametrize("kind", ["text", "frame"])
+def test_only_large_decode_message_waits_for_memory(kind: str, tiny_repository: Path) -> None:
+    async def scenario() -> tuple[bytes, bytes, bytes]:
+        with open_engine(tiny_repository, **SETTINGS) as engine:
+            session = DecodeSession(engine, engine.repository.get("gpt"), {})
+            answer = session.answer_text if kind == "text" else session.answer_frame
+            small = SMALL_TEXT if kind == "text" else SMALL_FRAME
+            large = small.ljust(LARGE_BODY_BYTES) if kind == "text" else small + bytes(LARGE_BODY_BYTES)
+            held = await engine.limits.bodies.reserve(MAX_LARGEST_BODIES * LARGE_BODY_BYTES)
+            answers = await answer(small), await answer(large)
+            engine.limits.bodies.release(held)
+            return *answers, await answer(large)
+
+    small, waited, after = asyncio.run(scenario())
+    message = b"The body waited 0.05 s for other large request bodies. Retry later."
+    assert message not in small
+    assert message in waited
+    assert message not in after
+    if kind == "text":
+        assert json.loads(waited)["error"]["status"] == 503
+        assert json.loads(waited)["error"]["retry_after"] == 1
+        assert json.loads(after)["next_offset"] == [4]

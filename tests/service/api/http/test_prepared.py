@@ -1,20 +1,24 @@
-"""Requests with short texts, prepared by an earlier request.
+"""Requests prepared by an earlier request. Oracle: the general path, which serves new headers and web pages."""
 
-Oracle: the answers of the general path. It serves all requests of web pages.
-"""
-
+import gc
 import hashlib
 import json
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import httpx
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
+import tests.support.profiles  # noqa: F401
 from preblock.service.app import create_app, create_engine
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.names import DATA, MANIFEST, TOKENIZER
@@ -22,12 +26,102 @@ from preblock.service.core.auth import new_key
 from preblock.service.core.settings import Settings
 from preblock.service.engine.engine import Engine
 from preblock.service.server.run import configure
+from tests.service.api.http.native_requests import BYTES, post
 from tests.support.artifacts import copy_artifact
 from tests.support.prepared import CountedRequests
 from tests.support.references import edit_manifest
-from tests.support.servers import live_server
+from tests.support.servers import Server, live_server
 from tests.support.shared import Shared
 from tests.support.static_models import WIDTH, make_table
+
+NUMBERS = count()
+
+
+def open_connection(server: Server) -> HTTPConnection:
+    url = httpx.URL(server.address)
+    return HTTPConnection(url.host, url.port, timeout=60)
+
+
+@pytest.fixture
+def connection(tiny_server: Server) -> Iterator[HTTPConnection]:
+    with closing(open_connection(tiny_server)) as connection:
+        yield connection
+
+
+def ask(
+    connection: HTTPConnection, body: bytes, accept: str = "application/json", **headers: str
+) -> tuple[int, list[tuple[str, str]], bytes]:
+    """Return status, headers without those of time, and body."""
+    types = {"Content-Type": "application/json", "Accept": accept, "X-Request-Id": "mine"}
+    connection.request("POST", "/models/gpt/embed", body, types | headers)
+    answer = connection.getresponse()
+    found = [pair for pair in answer.getheaders() if pair[0] not in ("date", "server-timing")]
+    return answer.status, found, answer.read()
+
+
+def alone(connection: HTTPConnection, body: bytes, accept: str = "application/json") -> tuple[int, Any, bytes]:
+    """Return the answer to a request that is not prepared."""
+    return ask(connection, body, accept, **{"X-Number": str(next(NUMBERS))})
+
+
+def document(ids: Any, size: int, **fields: Any) -> bytes:
+    """Return a body of `size` bytes; the ids are a document, or JSON text."""
+    text = ids if isinstance(ids, str) else json.dumps(ids)
+    rest = "".join(f", {json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items())
+    begin, end = f'{{"input_ids": {text}'.encode(), f"{rest}}}".encode()
+    assert len(begin) + len(end) <= size
+    return begin + b" " * (size - len(begin) - len(end)) + end
+
+
+OTHERS = (
+    *("[[1, 2]]", "[[ 1,2 ]]", " [[1\n,\t2]]", "[[6, 0]]"),  # allowed ids
+    *("[1, 2]", "[[1], [2]]", "[[1, 2], [3, 4]]", "[[1, 2, 3]]", "[[1, 2], [3]]", "[[1]]"),  # of other shapes
+    *("[[true, 2]]", "[[1, false]]", "[[1.0, 2]]", "[[1e0, 2]]", '["1", 2]', '[["1", 2]]', "[[null, 2]]", "null", "7"),
+    *("[[1, -1]]", "[[1, 7]]", f"[[1, {2**63 - 1}]]", f"[[1, {2**63}]]", f"[[1, {-(2**63) - 1}]]"),
+    *("[[[1, 2]]]", "[]", "[[]]", "[[], []]", "[[1, 2],]", "[[1, 2,]]", "[[1 2]]", "[[1, 2]", "[1, 2]]", "[[01, 2]]"),
+    *('[[1, 2]], "offset": 3', '[[1, 2]], "pooling": "mean"', '[[1, 2]], "input_ids": [[3, 4]]', "[[1, 2]]}", "{}"),
+    *("[[+1, 2]]", "[[0x1, 2]]", "[[NaN, 2]]", "[[1, 2]] //", "[[1, 2]]\x00", "[[1, 2]]\u00e9", "[[1_0, 2]]"),
+    *('"[[1, 2]]"', ""),
+)
+LAYOUTS = (
+    b'{"input\\u005fids": [[5, 6]], "model": "a", "x\\"input_ids\\": [[1, 2]]": 1}',
+    b'{"input\\u005fids": [[5, 6]], "encoding": "base64"}',
+    b'{"encoding": "base64", "input_ids": [[5, 6]]}',
+    b'{"input_ids":[[5,6]],"offset":[3],"encoding":"base64","dtype":"float32"}',
+    b'\n{"offset": 1, "input_ids" :\t[ [5, 6]\n] , "output": "embeddings"}\n',
+    b'{"input_ids": [[5, 6]], "position_ids": [[5, 6]]}',
+    b'{"input_ids": [[5, 6]], "attention_mask": [[1, 0]]}',
+    b'{"input_ids": [[5, 6]], "pooling": "mean"}',
+    b'{"input_ids": [[5, 6]], "encoding": "float"}',
+    b'{"input_ids": [[5, 6]], "dtype": "float16"}',
+    b'{"input_ids": [5, 6]}',
+)
+
+
+@pytest.mark.parametrize("accept", ["application/json", BYTES])
+def test_other_ids_get_same_response_if_prepared(connection: HTTPConnection, accept: str) -> None:
+    for text in OTHERS:
+        known, body = document([[5, 6]], 90, dtype="float32"), document(text, 90, dtype="float32")
+        for _ in range(2):
+            assert ask(connection, known, accept)[0] == 200
+        assert ask(connection, body, accept) == alone(connection, body, accept), text
+
+
+def test_body_in_any_layout_gets_same_response(connection: HTTPConnection) -> None:
+    for body in LAYOUTS:
+        for ids in (b"5, 6", b"2, 4", b"3, 1"):
+            sent = body.replace(b"5, 6", ids).replace(b"5,6", ids.replace(b" ", b""))
+            assert ask(connection, sent) == alone(connection, sent), sent
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(text=st.text(st.sampled_from('[[]]0123456789,, -+.eE"tru{}:\\ \n'), max_size=24))
+def test_random_text_gets_same_response_if_prepared(tiny_server: Server, text: str) -> None:
+    with closing(open_connection(tiny_server)) as connection:
+        ask(connection, document([[5, 6]], 60))
+        body = document(text, 60)
+        assert ask(connection, body) == alone(connection, body)
+
 
 Answer = tuple[int, dict[str, str], Any]
 
@@ -92,7 +186,7 @@ def run(settings: Settings, **headers: str) -> Iterator[Texts]:
         yield Texts(http, engine, lambda: cache.hits)
 
 
-OPTIONS: list[dict[str, Any]] = [
+TEXT_OPTIONS: list[dict[str, Any]] = [
     {"model": "mapped"},
     {"model": "mapped:1", "dimensions": 3},
     {"model": "mapped", "encoding_format": "base64"},
@@ -106,7 +200,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 def test_text_gets_response_of_general_path(texts: Texts) -> None:
     values = ["a", ["a"], ["c b", "hello a", "b c"], ["a b", "c d"], 'é a \\ " \n ä', ["a ]", 'a", "b']]
-    for options in OPTIONS:
+    for options in TEXT_OPTIONS:
 
         def body(value: Any, options: dict[str, Any] = options) -> dict[str, Any]:
             return {"input": value, **options} if "user" in options else {**options, "input": value}
@@ -119,7 +213,7 @@ def test_text_gets_response_of_general_path(texts: Texts) -> None:
             assert texts.hits() == before + number
 
 
-OTHERS = (
+OTHER_INPUTS = (
     *('""', "[]", '[""]', '["a", ""]', '["a", 1]', "1", "null", '"a', '"a" "b"', "[", '["a"]]', "{}", '[["a"]]'),
     *('"a", "input": "b"', '"a", "model": "bag"', '"a", "other": 1', '"\\ud800"', '"? !"', '["a", "?"]'),
     *('"a a a a a a a a a"', '" "', "[[4, 5]]", "[4, 5]", '"a"}', '"a", "truncate": "right"'),
@@ -127,7 +221,7 @@ OTHERS = (
 
 
 def test_other_input_gets_response_of_general_path(texts: Texts) -> None:
-    for text in OTHERS:
+    for text in OTHER_INPUTS:
         known, other = (f'{{"model": "mapped", "input": {value}}}'.encode() for value in ('"a b"', text))
         assert texts.ask(known)[0] == 200
         assert texts.ask(other) == texts.alone(other), text
@@ -207,3 +301,19 @@ def test_metrics_and_log_have_prepared_requests(text_repository: Path, capfd: py
     assert 'preblock_requests_total{model="bag",outcome="ok",protocol="openai"} 3.0' in found
     assert 'preblock_tokens_total{model="bag"} 9.0' in found
     assert capfd.readouterr().err.count("[[4, 5], [6]]") == 3
+
+
+def test_unloaded_model_is_freed(tiny_repository: Path) -> None:
+    settings = Settings(repository=tiny_repository)
+    engine = create_engine(settings)
+    ids = np.array([1, 2]).tobytes()
+    with (
+        live_server(configure(settings, create_app(settings, engine))) as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}") as http,
+    ):
+        assert [post(http, "gpt", BYTES, ids, BYTES).status_code for _ in range(2)] == [200, 200]
+        model = weakref.ref(engine.repository.find("gpt"))
+        engine.repository.refresh({"bert"})
+        assert post(http, "gpt", BYTES, ids, BYTES).status_code == 404
+        gc.collect()
+        assert model() is None
