@@ -33,7 +33,7 @@ def ids(minilm_checkpoint: Path) -> list[list[int]]:
 
 def test_plain_text_equals_transformers(model_http: httpx.Client, ids: list[list[int]]) -> None:
     for special in (True, False):
-        options = {"text": TEXTS, "special_tokens": special, "return_tokens": True}
+        options: dict[str, Any] = {"text": TEXTS, "special_tokens": special, "return_tokens": True}
         found = told(model_http, "minilm", **options, **PLAIN)["input_ids"]
         assert found == (ids if special else [row[1:-1] for row in ids])
         refused = post_json(model_http, "minilm", **options, **REFUSE).json()

@@ -87,7 +87,7 @@ def test_each_row_is_one_file() -> None:
     for text, row in zip(whole, np.split(tensor, [1, 4]), strict=True):
         assert np.array_equal(loaded(text).numpy(), row)
     for chunks in ([6], [2, 4], [1, 1, 1, 1, 1, 1]):
-        ended = []
+        ended: list[bool] = []
 
         def computed(chunks: list[int] = chunks, ended: list[bool] = ended) -> Iterator[NDArray[Any]]:
             yield from np.split(tensor, np.cumsum(chunks)[:-1])

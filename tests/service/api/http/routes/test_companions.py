@@ -42,7 +42,7 @@ def test_bias_response_equals_module(catalogue_clients: Clients) -> None:
     for name in ("alibi", "t5"):
         for lengths in ((0, 5, 5), (7, 1, 8), (3, 4, 2), *([(2**31 - 2, 2, 3)] if name == "t5" else [])):
             expected = frontend_of(name).bias(*lengths).detach().numpy()
-            fields = dict(zip(BIAS_FIELDS, lengths, strict=True))
+            fields: dict[str, Any] = dict(zip(BIAS_FIELDS, lengths, strict=True))
             answer = vectors_of(bias_of(catalogue_clients.http, name, **fields).json(), "bias")
             assert (answer.shape, answer.tobytes()) == ((1, 3, *lengths[1:]), expected.tobytes())
             inputs = [tensor(field, [value]) for field, value in fields.items()]
@@ -159,13 +159,14 @@ def test_levels_and_segments_are_named_inputs(catalogue_http: httpx.Client) -> N
     assert arrays_of(infer(catalogue_http, *inputs, model="levels"))["embeddings"].tobytes() == expected
     expected = frontend_of("segments")(torch.tensor(IDS), token_type_ids=torch.tensor(IDS)).detach().numpy().tobytes()
     assert vectors_of(told(catalogue_http, "segments", input_ids=IDS, token_type_ids=IDS)).tobytes() == expected
-    for model, fields, message in (
+    bad: list[tuple[str, dict[str, Any], str]] = [
         ("levels", {"word": [[0, 1, 6], [0, 0, 0]]}, "word[0][2]: got 6"),
         ("levels", {"word": [[0, 1], [0, 0, 0]]}, "word[0]: got 2 values"),
         ("levels", {"token_type_ids": IDS}, "token_type_ids is not an input: this model has no segments"),
         ("levels", {"day": IDS}, "unknown field day"),
         ("segments", {}, "token_type_ids is missing: this model needs a value for each token"),
-    ):
+    ]
+    for model, fields, message in bad:
         status, detail = refusal(post_json(catalogue_http, model, input_ids=IDS, **fields))
         assert (status, detail[: len(message)]) == (422, message)
 

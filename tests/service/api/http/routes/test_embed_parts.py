@@ -94,12 +94,10 @@ def test_limits_and_padding_count_vectors(tmp_path: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest | {"padding_id": 0}))
     limits = ("--max-request-rows", "1", "--max-request-tokens", "4")
     with serve(tmp_path, *limits) as server, httpx.Client(base_url=server.address) as http:
-        parts = [{"input_ids": [5]}, {"vectors": encode(given(2))}]  # vectors are real tokens, unlike the id 0
+        parts: list[Any] = [{"input_ids": [5]}, {"vectors": encode(given(2))}]  # real tokens, unlike the id 0
         assert told(http, "counts-ids", parts=parts, output="token_embeddings")["next_offset"] == [3]
-        for parts, detail in (
-            ([[GOOD], [GOOD]], "parts: got 2 rows"),
-            ([{"vectors": encode(given(5))}], "parts: got more than 4 token"),
-        ):
+        long = [{"vectors": encode(given(5))}]
+        for parts, detail in (([[GOOD]] * 2, "parts: got 2 rows"), (long, "parts: got more than 4 token")):
             answer = http.post("/models/counts-ids/embed", json={"parts": parts})
             assert (answer.status_code, answer.json()["detail"][: len(detail)]) == (413, detail)
 

@@ -4,6 +4,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -25,6 +26,10 @@ from tests.support.waiting import wait_until
 
 def test_unfinished_request_counts_as_running(counted_http: httpx.Client) -> None:
     assert (counted_http.get("/livez").status_code, counted_http.get("/livez").content) == (200, b"")
+
+    def counts(key: tuple[str, ...], number: int) -> bool:
+        return read_metrics(counted_http)[key] == number
+
     idle = {"ready": True, "requests_running": 0, "queue_depth": 0}
     for api, protocol in (("models/gpt/embed", "native"), ("v2/models/gpt/infer", "open-inference")):
         key = "preblock_requests_running", protocol
@@ -34,9 +39,9 @@ def test_unfinished_request_counts_as_running(counted_http: httpx.Client) -> Non
         # A body over 256 KiB, of which only the beginning is sent.
         with dial(counted_http.base_url) as connection:
             connection.sendall(http_request(f"/{api}", b"{", {"Content-Length": "1000000"}))
-            wait_until(lambda key=key: read_metrics(counted_http)[key] == 1)
+            wait_until(partial(counts, key, 1))
             assert counted_http.get("/readyz").json() == idle | {"requests_running": 1}
-        wait_until(lambda key=key: read_metrics(counted_http)[key] == 0)
+        wait_until(partial(counts, key, 0))
 
 
 def test_every_protocol_has_a_gauge_of_running_requests(counted_http: httpx.Client) -> None:

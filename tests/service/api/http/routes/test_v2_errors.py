@@ -10,7 +10,6 @@ from tritonclient.grpc import service_pb2
 from preblock.service.api.http.errors import STATUS
 from preblock.service.core import errors
 from tests.service.api.http.routes.v2_calls import (
-    HEADER_LENGTH,
     IDS,
     declared,
     error_of,
@@ -21,6 +20,7 @@ from tests.service.api.http.routes.v2_calls import (
     tensor,
     texts,
 )
+from tests.support.open_inference import HEADER_LENGTH
 from tests.support.protocols import Clients, RequestRefused, call_grpc
 
 FLAT = [1, 2, 3, 4, 5, 6]

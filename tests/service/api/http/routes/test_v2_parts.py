@@ -104,7 +104,10 @@ def test_sequence_continues_after_parts(
 
 
 def test_vector_in_a_sequence_with_history_is_rejected(triton: Triton) -> None:
-    ids, vectors = {"input_ids": np.array([[5, 6]])}, {"parts": [json.dumps([{"vectors": encode(np.zeros(32))}])]}
+    ids, vectors = (
+        {"input_ids": np.array([[5, 6]])},
+        {"parts": [json.dumps([{"vectors": encode(np.zeros(32, np.float32))}])]},
+    )
     infer(triton, "ngrams", ids, "ngram_row_ids", sequence_id=8, sequence_start=True)
     with pytest.raises(InferenceServerException, match="vectors: got a value, expected token ids, since the sequence"):
         infer(triton, "ngrams", vectors, "token_embeddings", sequence_id=8)

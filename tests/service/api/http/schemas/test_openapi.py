@@ -155,7 +155,7 @@ def test_every_openapi_example_succeeds(example_server: Server, shared_key: str)
     assert tried > len(operations)
 
 
-BOUNDS = [
+BOUNDS: list[tuple[str, str, str, list[Any]]] = [
     ("EmbedRequest", "embed", "offset", [-1, 2**63]),
     ("EmbedRequest", "embed", "input_ids", [[-1], [[]], [], [[2**63]]]),
     ("EmbedRequest", "embed", "attention_mask", [[2], [[-1]]]),

@@ -1,6 +1,7 @@
 """Simple steps of streams with a history. Oracle: the frames of the general path, byte for byte."""
 
 import asyncio
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from preblock.service.runtime.table_memory import TableMemory
 from tests.service.api.http.streaming.frames import APPEND, DROP, REORDER, REWIND, operation, step
 from tests.support.artifacts import copy_artifact
 from tests.support.engines import open_engine
+from tests.support.protocols import ERROR
 
 END = 2
 NGRAMS = {"output": ["ngram_embeddings"]}
@@ -156,3 +158,20 @@ def test_other_steps_take_the_general_path(engine: Engine) -> None:
         ({"dtype": "float16"}, step([[5]])),
     ):
         assert open_session(engine, **NGRAMS | fields).begin(frame) is None
+
+
+def test_failed_simple_step_leaves_the_stream_unchanged(tmp_path: Path) -> None:
+    copy_artifact("ngrams", tmp_path)
+    with open_engine(tmp_path) as engine:
+        session = open_session(engine, **NGRAMS)
+        answer_simple(session, step([[5, 6]]))
+        rows: Any = session.stream.model.ngrams
+        rows.close()
+        frame = answer_simple(session, step([[7]], 3))
+        assert (frame[5], frame[8:12]) == (ERROR, struct.pack("<I", 3))
+        assert b"a table of ngram_embeddings has changed since it was opened" in frame
+        assert frame == answer(session, step([[7]], 3))
+        running: Any = session.stream.running
+        assert (running.offset.tolist(), running.context.tolist()) == ([2], [[5, 6]])
+        outcomes = engine.metrics.statistics()["ngrams", 1].outcomes
+        assert {outcome: duration.count for outcome, duration in outcomes.items()} == {"success": 1, "fail": 2}
