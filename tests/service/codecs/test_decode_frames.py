@@ -6,12 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preblock.service.codecs.decode_frames import (
-    read_frame,
-    read_number,
-    write_closing,
-    write_state,
-)
+from preblock.service.codecs.decode_frames import read_frame, read_number, write_closing, write_state
 from preblock.service.core.decode_ops import (
     AppendOp,
     CloseOp,

@@ -5,13 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preblock.service.codecs.token_rows import (
-    read_array_rows,
-    read_floats,
-    read_integers,
-    read_json_rows,
-    read_offset,
-)
+from preblock.service.codecs.token_rows import read_array_rows, read_floats, read_integers, read_json_rows, read_offset
 from preblock.service.core.errors import Invalid
 
 
