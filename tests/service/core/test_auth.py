@@ -64,6 +64,8 @@ def test_unauthenticated_caller_is_rejected_everywhere(file: Path) -> None:
         assert not access.shows("gpt", caller())
         with pytest.raises(Forbidden):
             access.check_model("gpt", caller(), "gpt")
+        access.authenticate(b"Bearer key")
+        assert access.shows("gpt", caller())
         with pytest.raises(Unauthenticated):
             access.authenticate(b"Bearer no")
 

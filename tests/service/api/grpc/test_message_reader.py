@@ -181,6 +181,7 @@ async def test_stream_waits_for_a_turn_after_a_large_message() -> None:
     first, stream = Call("a", LARGE), arrived("b", SMALL)
     (held,) = await begin(reader, first)
     reading = asyncio.create_task(reader.read_next(stream, LARGE_BODY_BYTES))
+    await asyncio.sleep(0.001)
     assert await reader.read_next(arrived("b", SMALL), LARGE_BODY_BYTES - 1) is SMALL
     assert not stream.reading
     first.arrived.set()

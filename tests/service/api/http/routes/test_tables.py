@@ -21,8 +21,7 @@ def positions_of(repository: Path, name: str) -> Any:
 
 def test_positions_equal_table_rows(catalogue_http: httpx.Client, catalogue_repository: Path) -> None:
     for name, skipped in (("gpt", 0), ("counts-ids", 2)):
-        query = {"first": 1, "count": 3, "encoding": "float"}
-        body = catalogue_http.get(f"/models/{name}/positions", params=query).json()
+        body = catalogue_http.get(f"/models/{name}/positions?first=1&count=3&encoding=float").json()
         vectors = np.array(body.pop("position_embeddings"), np.float32)
         assert np.array_equal(vectors, positions_of(catalogue_repository, name)[skipped:][1:4])
         assert body == {
