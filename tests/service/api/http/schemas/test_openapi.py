@@ -130,14 +130,15 @@ def examples_of(operation: Any) -> tuple[dict[str, Any], dict[str, Any], dict[st
 def test_every_openapi_example_succeeds(example_server: Server, shared_key: str) -> None:
     with httpx.Client(base_url=example_server.address, timeout=60) as client:
         operations = sorted(
-            # Regions of a GPU are in tests/clients/shared_memory/test_cuda.py.
-            (found for found in operations_of(client.get("/openapi.json").json()) if "cuda" not in found[0]),
+            operations_of(client.get("/openapi.json").json()),
             key=lambda found: (not found[0].endswith("/unload"), not found[0].endswith("/load")),
         )
         tried = 0
         for path, method, operation in operations:
             names, query, examples = examples_of(operation)
-            assert examples, path
+            if "cuda" in path:
+                examples = {}  # regions of a GPU are in tests/clients/shared_memory/test_cuda.py
+            assert examples or "cuda" in path, path
             address = path.format(**names)
             for media, example in examples.items():
                 headers = {"Content-Type": media} if media else {}
@@ -152,7 +153,7 @@ def test_every_openapi_example_succeeds(example_server: Server, shared_key: str)
             if "requestBody" in operation and not path.endswith("load"):
                 status = client.request(method, address).status_code
                 assert (status == 200) != operation["requestBody"].get("required", False), (path, status)
-    assert tried > len(operations)
+    assert tried > 50
 
 
 BOUNDS: list[tuple[str, str, str, list[Any]]] = [
