@@ -33,6 +33,8 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("repository", "/models", Path("/models")),
     ("reference_roots", "/srv/a, /srv/b", "/srv/a, /srv/b"),
     ("port", "0", 0),
+    ("port", "65535", 65535),
+    ("max_buffered_response_bytes", "8388608", 8388608),
     ("grpc_port", "9001", 9001),
     ("grpc_uds", "/run/grpc.sock", Path("/run/grpc.sock")),
     ("api_key", "key", SecretStr(sha256(b"key").hexdigest())),

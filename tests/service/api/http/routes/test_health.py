@@ -108,6 +108,13 @@ def test_decode_seconds_of_a_grpc_stream_exclude_its_pauses(counted_clients: Cli
     assert 0 < read_metrics(counted_clients.http)[name] - before.get(name, 0) < 0.1
 
 
+def test_read_seconds_of_calls_are_counted(counted_clients: Clients) -> None:
+    read = "preblock_request_body_read_seconds_total", "grpc"
+    before = read_metrics(counted_clients.http)
+    counted_clients.stub.ModelInfer(infer_message([[0]]))
+    assert 0 < read_metrics(counted_clients.http)[read] - before.get(read, 0) < 1
+
+
 def test_write_seconds_are_counted_for_streams_only(counted_clients: Clients) -> None:
     http, sent = counted_clients.http, ("preblock_request_response_write_seconds_total", "decode")
     found = [read_metrics(http)]
