@@ -23,17 +23,6 @@ from tests.support.servers import live_server
 from tests.support.waiting import wait_until
 
 
-def test_engine_opens_every_model_on_provider(tiny_repository: Path) -> None:
-    engine = create_engine(Settings(repository=tiny_repository, provider="cpu", max_request_tokens=7))
-    assert engine.max_tokens == 7
-    assert [(model.name, model.version, model.provider) for model in engine.repository.all()] == [
-        ("bert", 1, CPU),
-        ("bert", 2, CPU),
-        ("gpt", 1, CPU),
-    ]
-    engine.scheduler.close()
-
-
 @pytest.mark.skipif(cuda_unavailable_reason() is None, reason="CUDA works here")
 def test_unavailable_cuda_prevents_engine_creation(tiny_repository: Path) -> None:
     with pytest.raises(ProviderError, match="provider cuda cannot be used: "):

@@ -2,7 +2,6 @@
 
 import base64
 import itertools
-from collections.abc import Sequence
 
 import numpy as np
 import orjson
@@ -26,14 +25,14 @@ from preblock.service.core.types import DTYPES, ChunkedTensor
 RANDOM = np.random.default_rng(0).bytes(5 * CHUNK_BYTES + 7)
 
 
-@pytest.mark.parametrize("cuts", [(), (1,), (0, 1, 2, 3, 4), (CHUNK_BYTES - 1, CHUNK_BYTES + 1, 2 * CHUNK_BYTES)])
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, CHUNK_BYTES, CHUNK_BYTES + 1, len(RANDOM)])
-def test_base64_of_parts_equals_base64_of_whole(size: int, cuts: tuple[int, ...]) -> None:
+def test_base64_of_parts_equals_base64_of_whole(size: int) -> None:
     whole = RANDOM[:size]
-    edges = [0, *(min(cut, size) for cut in cuts), size]
-    parts = Base64Chunks(tuple(memoryview(whole)[start:end] for start, end in itertools.pairwise(edges)))
-    assert join([b"<", parts, b">"]) == b"<" + base64.b64encode(whole) + b">"
-    assert len(parts) == len(base64.b64encode(whole))
+    for cuts in ((), (1,), (0, 1, 2, 3, 4), (CHUNK_BYTES - 1, CHUNK_BYTES + 1, 2 * CHUNK_BYTES)):
+        edges = [0, *(min(cut, size) for cut in cuts), size]
+        parts = Base64Chunks(tuple(memoryview(whole)[start:end] for start, end in itertools.pairwise(edges)))
+        assert join([b"<", parts, b">"]) == b"<" + base64.b64encode(whole) + b">"
+        assert len(parts) == len(base64.b64encode(whole))
 
 
 @pytest.mark.parametrize("encoded", [True, False])
@@ -48,14 +47,14 @@ def test_writes_are_coalesced_into_large_chunks(size: int, encoded: bool) -> Non
     assert all(together) or len(sent) <= 2 * len(parts) // MAX_JOINED  # base64 comes in two parts
 
 
-@pytest.mark.parametrize("size", [MIN_WRITE_BYTES + 1, CHUNK_BYTES, len(RANDOM)])
-def test_large_values_are_sent_without_a_copy(size: int) -> None:
-    values = np.frombuffer(RANDOM[:size], np.uint8)
-    header, *sent = body_chunks([b"header", raw_bytes(values)])
-    assert header == b"header"
-    large = [np.frombuffer(packet, np.uint8) for packet in sent if len(packet) > MIN_WRITE_BYTES]
-    assert all(np.shares_memory(packet, values) for packet in large)
-    assert len(large) == max(1, size // CHUNK_BYTES)
+def test_large_values_are_sent_without_a_copy() -> None:
+    for size in (MIN_WRITE_BYTES + 1, CHUNK_BYTES, len(RANDOM)):
+        values = np.frombuffer(RANDOM[:size], np.uint8)
+        header, *sent = body_chunks([b"header", raw_bytes(values)])
+        assert header == b"header"
+        large = [np.frombuffer(packet, np.uint8) for packet in sent if len(packet) > MIN_WRITE_BYTES]
+        assert all(np.shares_memory(packet, values) for packet in large)
+        assert len(large) == max(1, size // CHUNK_BYTES)
 
 
 def test_base64_is_computed_lazily() -> None:
@@ -63,25 +62,25 @@ def test_base64_is_computed_lazily() -> None:
     assert next(taken) == base64.b64encode(RANDOM[:CHUNK_BYTES])
 
 
+SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((1, 1, 3), ()),
+    ((3, 5, 4), (1, 5, 6, 10, 11)),
+    ((2, 3, MAX_JSON_VALUES), (4,)),
+    ((2, 2, MAX_JSON_VALUES + 1), (1,)),
+    ((2, MAX_JSON_VALUES, 1), (MAX_JSON_VALUES - 1,)),
+    ((7, 4), (2, 3)),
+    ((2 * MAX_JSON_VALUES,), (9,)),
+]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("shape", "cuts"),
-    [
-        ((1, 1, 3), ()),
-        ((3, 5, 4), (1, 5, 6, 10, 11)),
-        ((2, 3, MAX_JSON_VALUES), (4,)),
-        ((2, 2, MAX_JSON_VALUES + 1), (1,)),
-        ((2, MAX_JSON_VALUES, 1), (MAX_JSON_VALUES - 1,)),
-        ((7, 4), (2, 3)),
-        ((2 * MAX_JSON_VALUES,), (9,)),
-    ],
-)
-def test_json_floats_of_parts_equal_json_of_whole(shape: tuple[int, ...], cuts: Sequence[int], dtype: str) -> None:
-    values = np.random.default_rng(0).standard_normal(shape).astype(DTYPES[dtype])
-    vectors = values.reshape(-1, shape[-1] if len(shape) > 1 else 4)  # a piece holds whole vectors
-    numbers = JsonFloats(ChunkedTensor(shape, dtype, iter(np.split(vectors, list(cuts)))), shape)
-    whole = orjson.dumps(values.astype(np.float32), option=orjson.OPT_SERIALIZE_NUMPY)
-    assert join([b"<", numbers, b">"]) == b"<" + whole + b">"
+def test_json_floats_of_parts_equal_json_of_whole(dtype: str) -> None:
+    for shape, cuts in SHAPES:
+        values = np.random.default_rng(0).standard_normal(shape).astype(DTYPES[dtype])
+        vectors = values.reshape(-1, shape[-1] if len(shape) > 1 else 4)  # a piece holds whole vectors
+        numbers = JsonFloats(ChunkedTensor(shape, dtype, iter(np.split(vectors, list(cuts)))), shape)
+        whole = orjson.dumps(values.astype(np.float32), option=orjson.OPT_SERIALIZE_NUMPY)
+        assert join([b"<", numbers, b">"]) == b"<" + whole + b">"
 
 
 def test_size_of_unwritten_chunks_is_none() -> None:

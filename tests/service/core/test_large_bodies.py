@@ -15,6 +15,7 @@ from preblock.service.core.large_bodies import (
     WriteTurns,
 )
 from tests.support.engines import live_settings
+from tests.support.loops import in_loop
 
 BODY = 4 * LARGE_BODY_BYTES
 
@@ -29,101 +30,70 @@ async def waits(task: asyncio.Task[int]) -> bool:
     return not task.done()
 
 
-def test_bodies_wait_for_memory_in_order() -> None:
-    async def scenario() -> None:
-        bodies = memory()
-        held = [await bodies.reserve(BODY) for _ in range(MAX_LARGEST_BODIES)]
-        first, second = (asyncio.create_task(bodies.reserve(size)) for size in (BODY, LARGE_BODY_BYTES))
-        assert await waits(first)
-        bodies.release(held.pop())
-        assert await first == BODY
-        assert await waits(second)
-        bodies.release(held.pop())
-        assert await second == LARGE_BODY_BYTES
-
-    asyncio.run(scenario())
-
-
-def test_short_bodies_never_wait() -> None:
-    async def scenario() -> None:
-        bodies = memory()
-        for _ in range(MAX_LARGEST_BODIES):
-            await bodies.reserve(BODY)
-        assert await bodies.reserve(LARGE_BODY_BYTES - 1) == 0
-
-    asyncio.run(scenario())
+@in_loop
+async def test_bodies_wait_for_memory_in_order() -> None:
+    bodies = memory()
+    held = [await bodies.reserve(BODY) for _ in range(MAX_LARGEST_BODIES)]
+    assert await bodies.reserve(LARGE_BODY_BYTES - 1) == 0  # a short one never waits
+    first, second = (asyncio.create_task(bodies.reserve(size)) for size in (BODY, LARGE_BODY_BYTES))
+    assert await waits(first)
+    bodies.release(held.pop())
+    assert await first == BODY
+    assert await waits(second)
+    bodies.release(held.pop())
+    assert await second == LARGE_BODY_BYTES
 
 
-def test_body_over_limit_reserves_all_memory() -> None:
-    async def scenario() -> None:
-        bodies = memory()
-        held = await bodies.reserve(100 * BODY)
-        waiting = asyncio.create_task(bodies.reserve(LARGE_BODY_BYTES))
-        assert await waits(waiting)
-        bodies.release(held)
-        assert await waiting == LARGE_BODY_BYTES
-
-    asyncio.run(scenario())
-
-
-def test_bodies_beyond_queue_size_are_rejected() -> None:
-    async def scenario() -> None:
-        bodies = memory(max_queue_size=1)
-        held = await bodies.reserve(100 * BODY)
-        waiting = asyncio.create_task(bodies.reserve(BODY))
-        assert await waits(waiting)
-        with pytest.raises(Unavailable, match="busy with other large request bodies, and 1 more wait"):
-            await bodies.reserve(BODY)
-        bodies.release(held)
-        assert await waiting == BODY
-
-    asyncio.run(scenario())
+@in_loop
+async def test_bodies_beyond_queue_size_are_rejected() -> None:
+    bodies = memory(max_queue_size=1)
+    held = await bodies.reserve(100 * BODY)
+    waiting = asyncio.create_task(bodies.reserve(BODY))
+    assert await waits(waiting)
+    with pytest.raises(Unavailable, match="busy with other large request bodies, and 1 more wait"):
+        await bodies.reserve(BODY)
+    bodies.release(held)
+    assert await waiting == BODY
 
 
-def test_wait_over_queue_timeout_is_rejected() -> None:
-    async def scenario() -> None:
-        bodies = memory(queue_timeout_seconds=0.05)
-        held = await bodies.reserve(100 * BODY)
-        with pytest.raises(Unavailable, match=r"^The body waited 0.05 s for other large request bodies. Retry later.$"):
-            await bodies.reserve(BODY)
-        bodies.release(held)
-        assert await bodies.reserve(BODY) == BODY
-
-    asyncio.run(scenario())
+@in_loop
+async def test_wait_over_queue_timeout_is_rejected() -> None:
+    bodies = memory(queue_timeout_seconds=0.05)
+    held = await bodies.reserve(100 * BODY)
+    with pytest.raises(Unavailable, match=r"^The body waited 0.05 s for other large request bodies. Retry later.$"):
+        await bodies.reserve(BODY)
+    bodies.release(held)
+    assert await bodies.reserve(BODY) == BODY
 
 
 @pytest.mark.parametrize("admitted", [False, True])
-def test_cancelled_wait_leaves_memory_to_others(admitted: bool) -> None:
+@in_loop
+async def test_cancelled_wait_leaves_memory_to_others(admitted: bool) -> None:
     """The client leaves while its body waits, or in the iteration of the event loop in which its wait ends."""
 
-    async def scenario() -> None:
-        bodies = memory()
-        held = await bodies.reserve(100 * BODY)
-        left, other = (asyncio.create_task(bodies.reserve(100 * BODY)) for _ in range(2))
-        assert await waits(left)
-        if admitted:
-            bodies.release(held)
-        left.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await left
-        if not admitted:
-            bodies.release(held)
-        assert await asyncio.wait_for(other, 10) == MAX_LARGEST_BODIES * BODY
-
-    asyncio.run(scenario())
+    bodies = memory()
+    held = await bodies.reserve(100 * BODY)
+    left, other = (asyncio.create_task(bodies.reserve(100 * BODY)) for _ in range(2))
+    assert await waits(left)
+    if admitted:
+        bodies.release(held)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    if not admitted:
+        bodies.release(held)
+    assert await asyncio.wait_for(other, 10) == MAX_LARGEST_BODIES * BODY
 
 
-def test_take_of_held_memory_returns_none() -> None:
-    async def scenario() -> None:
-        responses = ResponseMemory(live_settings(max_buffered_response_bytes=2**23))
-        assert responses.take(LARGE_BODY_BYTES - 1) == 0
-        held = responses.take(100 * 2**23)
-        assert held == MAX_LARGEST_BODIES * 2**23
-        assert responses.take(LARGE_BODY_BYTES) is None
-        responses.release(held)
-        assert responses.take(LARGE_BODY_BYTES) == LARGE_BODY_BYTES
-
-    asyncio.run(scenario())
+@in_loop
+async def test_take_of_held_memory_returns_none() -> None:
+    responses = ResponseMemory(live_settings(max_buffered_response_bytes=2**23))
+    assert responses.take(LARGE_BODY_BYTES - 1) == 0
+    held = responses.take(100 * 2**23)
+    assert held == MAX_LARGEST_BODIES * 2**23
+    assert responses.take(LARGE_BODY_BYTES) is None
+    responses.release(held)
+    assert responses.take(LARGE_BODY_BYTES) == LARGE_BODY_BYTES
 
 
 LARGEST = 4 * LARGE_BODY_BYTES
@@ -146,77 +116,67 @@ def fill(incoming: IncomingMemory) -> list[AwaitedBody]:
     return bodies
 
 
-def test_oldest_body_is_read_beyond_the_bound() -> None:
-    async def scenario() -> None:
-        incoming = incoming_memory()
-        first, *others = fill(incoming)
-        assert first.grow(LARGEST)
-        assert not any(body.grow(LARGEST) for body in others[2:])
-        assert AwaitedBody(incoming).grow(LARGE_BODY_BYTES - 1)
-        waiting = asyncio.create_task(others[2].wait(LARGEST))
-        await asyncio.sleep(0)
-        first.complete()  # it keeps its memory, and the next body becomes the oldest
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        assert others[0].grow(LARGEST)
-        first.end()
-        await asyncio.wait_for(waiting, 10)
-
-    asyncio.run(scenario())
+@in_loop
+async def test_oldest_body_is_read_beyond_the_bound() -> None:
+    incoming = incoming_memory()
+    first, *others = fill(incoming)
+    assert first.grow(LARGEST)
+    assert not any(body.grow(LARGEST) for body in others[2:])
+    assert AwaitedBody(incoming).grow(LARGE_BODY_BYTES - 1)
+    waiting = asyncio.create_task(others[2].wait(LARGEST))
+    await asyncio.sleep(0)
+    first.complete()  # it keeps its memory, and the next body becomes the oldest
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert others[0].grow(LARGEST)
+    first.end()
+    await asyncio.wait_for(waiting, 10)
 
 
-def test_slow_body_is_refused_while_others_wait() -> None:
+@in_loop
+async def test_slow_body_is_refused_while_others_wait() -> None:
     async def receive_slowly(incoming: IncomingMemory) -> None:
         async with incoming.arrive() as body:
             await body.wait(LARGE_BODY_BYTES)
             await asyncio.sleep(60)
 
-    async def scenario() -> None:
-        incoming = incoming_memory(0.05)
-        slow = asyncio.create_task(receive_slowly(incoming))
-        await asyncio.sleep(0.1)
-        assert not slow.done()  # nobody waits
-        others = [AwaitedBody(incoming) for _ in range(MAX_LARGEST_BODIES)]
-        assert not all(body.grow(LARGEST) for body in others)
-        with pytest.raises(
-            Unavailable, match=r"took more than 0.05 s while others waited for its memory. Retry later.$"
-        ):
-            await asyncio.wait_for(slow, 10)
-        assert others[-1].grow(LARGEST)
-        assert DROPPED == [LARGE_BODY_BYTES]
-
-    asyncio.run(scenario())
+    incoming = incoming_memory(0.05)
+    slow = asyncio.create_task(receive_slowly(incoming))
+    await asyncio.sleep(0.1)
+    assert not slow.done()  # nobody waits
+    others = [AwaitedBody(incoming) for _ in range(MAX_LARGEST_BODIES)]
+    assert not all(body.grow(LARGEST) for body in others)
+    with pytest.raises(Unavailable, match=r"took more than 0.05 s while others waited for its memory. Retry later.$"):
+        await asyncio.wait_for(slow, 10)
+    assert others[-1].grow(LARGEST)
+    assert DROPPED == [LARGE_BODY_BYTES]
 
 
 @pytest.mark.parametrize("responses", [1, 2, 5])
-def test_one_chunk_is_written_per_iteration(responses: int) -> None:
-    async def scenario() -> None:
-        turns, iteration, written = WriteTurns(), 0, []
+@in_loop
+async def test_one_chunk_is_written_per_iteration(responses: int) -> None:
+    turns, iteration, written = WriteTurns(), 0, []
 
-        async def respond(number: int) -> None:
-            await turns.wait(next_chunk=False)
-            for _ in range(4):
-                written.append((iteration, number))
-                await turns.wait()
-
-        tasks = [asyncio.create_task(respond(number)) for number in range(responses)]
-        while not all(task.done() for task in tasks):
-            await asyncio.sleep(0)
-            iteration += 1
-        iterations = [when for when, _ in written]
-        assert len(set(iterations)) == len(iterations) == 4 * responses
-        assert sorted(number for _, number in written) == sorted([*range(responses)] * 4)
-
-    asyncio.run(scenario())
-
-
-def test_turn_of_cancelled_response_goes_to_next() -> None:
-    async def scenario() -> None:
-        turns = WriteTurns()
+    async def respond(number: int) -> None:
         await turns.wait(next_chunk=False)
-        left, other = (asyncio.create_task(turns.wait()) for _ in range(2))
-        await asyncio.sleep(0)
-        left.cancel()
-        await asyncio.wait_for(other, 5)
+        for _ in range(4):
+            written.append((iteration, number))
+            await turns.wait()
 
-    asyncio.run(scenario())
+    tasks = [asyncio.create_task(respond(number)) for number in range(responses)]
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        iteration += 1
+    iterations = [when for when, _ in written]
+    assert len(set(iterations)) == len(iterations) == 4 * responses
+    assert sorted(number for _, number in written) == sorted([*range(responses)] * 4)
+
+
+@in_loop
+async def test_turn_of_cancelled_response_goes_to_next() -> None:
+    turns = WriteTurns()
+    await turns.wait(next_chunk=False)
+    left, other = (asyncio.create_task(turns.wait()) for _ in range(2))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.wait_for(other, 5)

@@ -9,43 +9,34 @@ import os
 import weakref
 from pathlib import Path
 
-import pytest
-
 from preblock.service.core.system import quota, return_free_memory, usable_cores
 
 V1 = "cpu/a/cpu.cfs"
 
 
-def group(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
+QUOTAS: list[tuple[str, dict[str, str], float]] = [
+    ("0::/\n", {"cpu.max": "200000 100000\n"}, 2),
+    ("0::/\n", {"cpu.max": "50000 100000\n"}, 0.5),
+    ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
+    ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "150000 100000\n"}, 1.5),
+    ("0::/a/b\n", {"a/b/cpu.max": "100000 100000\n", "a/cpu.max": "400000 100000\n"}, 1),
+    ("0::/docker/1234\n", {"cpu.max": "300000 100000\n"}, 3),  # a container: its own group is the root
+    ("4:cpu,cpuacct:/a\n1:memory:/b\n", {f"{V1}_quota_us": "250000", f"{V1}_period_us": "100000"}, 2.5),
+    ("4:cpu,cpuacct:/a\n", {f"{V1}_quota_us": "-1", f"{V1}_period_us": "100000"}, math.inf),
+    ("0::/\n", {"cpu.max": "a mistake"}, math.inf),
+    ("", {}, math.inf),
+]
 
 
-@pytest.mark.parametrize(
-    ("own", "files", "expected"),
-    [
-        ("0::/\n", {"cpu.max": "200000 100000\n"}, 2),
-        ("0::/\n", {"cpu.max": "50000 100000\n"}, 0.5),
-        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
-        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "150000 100000\n"}, 1.5),
-        ("0::/a/b\n", {"a/b/cpu.max": "100000 100000\n", "a/cpu.max": "400000 100000\n"}, 1),
-        ("0::/docker/1234\n", {"cpu.max": "300000 100000\n"}, 3),  # a container: its own group is the root
-        ("4:cpu,cpuacct:/a\n1:memory:/b\n", {f"{V1}_quota_us": "250000", f"{V1}_period_us": "100000"}, 2.5),
-        ("4:cpu,cpuacct:/a\n", {f"{V1}_quota_us": "-1", f"{V1}_period_us": "100000"}, math.inf),
-        ("0::/\n", {"cpu.max": "a mistake"}, math.inf),
-        ("", {}, math.inf),
-    ],
-)
-def test_smallest_cpu_quota_applies(tmp_path: Path, own: str, files: dict[str, str], expected: float) -> None:
-    file = tmp_path / "own"
-    file.write_text(own)
-    assert quota(group(tmp_path / "groups", files), file) == expected
-
-
-def test_quota_without_control_groups_is_infinite(tmp_path: Path) -> None:
+def test_smallest_cpu_quota_applies(tmp_path: Path) -> None:
     assert quota(tmp_path / "none", tmp_path / "none") == math.inf
+    for number, (own, files, expected) in enumerate(QUOTAS):
+        root, file = tmp_path / str(number), tmp_path / "own"
+        file.write_text(own)
+        for name, text in files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        assert quota(root, file) == expected, (own, files)
 
 
 def test_usable_cores_follow_affinity() -> None:
@@ -60,8 +51,6 @@ def test_usable_cores_follow_affinity() -> None:
 
 def test_return_free_memory_collects_reference_cycles() -> None:
     class Connection:
-        """An object that refers to itself."""
-
         def __init__(self) -> None:
             self.own = self
 

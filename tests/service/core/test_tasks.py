@@ -9,32 +9,31 @@ from contextvars import copy_context
 import pytest
 
 from preblock.service.core.tasks import run_eagerly, start_task
+from tests.support.loops import in_loop
 
 
 class Panic(BaseException):
     """As a library in Rust raises it."""
 
 
-@pytest.mark.parametrize("error", [ValueError("broken"), Panic("broken"), asyncio.CancelledError("broken")])
-def test_start_task_restarts_failed_work(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    async def run() -> None:
-        failures, running = iter([error, error]), asyncio.Event()
+@in_loop
+async def test_start_task_restarts_failed_work(caplog: pytest.LogCaptureFixture) -> None:
+    failures = iter([ValueError("broken"), Panic("broken"), asyncio.CancelledError("broken")])
+    running = asyncio.Event()
 
-        async def work() -> None:
-            for failure in failures:
-                raise failure
-            running.set()
-            await asyncio.Event().wait()
+    async def work() -> None:
+        for failure in failures:
+            raise failure
+        running.set()
+        await asyncio.Event().wait()
 
+    with caplog.at_level(logging.ERROR):
         task = start_task(work, pause=0.001)
         await asyncio.wait_for(running.wait(), 5)
         task.cancel()
         await asyncio.wait([task])
-        assert task.cancelled()
-
-    with caplog.at_level(logging.ERROR):
-        asyncio.run(run())
-    assert [record.message for record in caplog.records] == ["background work failed; it starts again in 0.001 s"] * 2
+    assert task.cancelled()
+    assert [record.message for record in caplog.records] == ["background work failed; it starts again in 0.001 s"] * 3
 
 
 def test_exit_in_background_work_ends_the_process() -> None:
@@ -50,67 +49,59 @@ def test_exit_in_background_work_ends_the_process() -> None:
     assert ended.value.code == 3
 
 
-def test_run_eagerly_after_a_wait_resumes_in_a_task() -> None:
-    async def run() -> None:
-        steps, event, tasks = list[str](), asyncio.Event(), set[asyncio.Task[None]]()
+@in_loop
+async def test_run_eagerly_after_a_wait_resumes_in_a_task() -> None:
+    steps, event, tasks = list[str](), asyncio.Event(), set[asyncio.Task[None]]()
 
-        async def work() -> None:
-            steps.append("begun")
-            await asyncio.sleep(0)
-            steps.append("turned")
-            await event.wait()
-            steps.append("ended")
+    async def work() -> None:
+        steps.append("begun")
+        await asyncio.sleep(0)
+        steps.append("turned")
+        await event.wait()
+        steps.append("ended")
 
-        run_eagerly(work(), copy_context(), tasks, print)
-        assert steps == ["begun"]
-        assert not tasks
-        await asyncio.sleep(0.01)
-        assert steps == ["begun", "turned"]
-        (task,) = tasks
-        assert inspect.iscoroutine(task.get_coro())  # Python 3.12 and later refuse a generator
-        event.set()
-        await task
-        assert steps == ["begun", "turned", "ended"]
-
-    asyncio.run(run())
+    run_eagerly(work(), copy_context(), tasks, print)
+    assert (steps, tasks) == (["begun"], set())
+    await asyncio.sleep(0.01)
+    assert steps == ["begun", "turned"]
+    (task,) = tasks
+    assert inspect.iscoroutine(task.get_coro())  # Python 3.12 and later refuse a generator
+    event.set()
+    await task
+    assert steps == ["begun", "turned", "ended"]
 
 
-def test_run_eagerly_of_cancelled_task_throws_into_it() -> None:
-    async def run() -> None:
-        tasks, ended = set[asyncio.Task[None]](), list[str]()
+@in_loop
+async def test_run_eagerly_of_cancelled_task_throws_into_it() -> None:
+    tasks, ended = set[asyncio.Task[None]](), list[str]()
 
-        async def work() -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.append("cleaned up")
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cleaned up")
 
-        run_eagerly(work(), copy_context(), tasks, print)
-        (task,) = tasks
-        await asyncio.sleep(0)  # the task begins to wait
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-        assert ended == ["cleaned up"]
-
-    asyncio.run(run())
+    run_eagerly(work(), copy_context(), tasks, print)
+    (task,) = tasks
+    await asyncio.sleep(0)  # the task begins to wait
+    task.cancel()
+    await asyncio.wait([task])
+    assert (task.cancelled(), ended) == (True, ["cleaned up"])
 
 
 @pytest.mark.parametrize("waits", [0, 1, 2], ids=["at once", "after a turn", "in a task"])
-def test_run_eagerly_reports_an_exception(waits: int) -> None:
-    async def run() -> list[str]:
-        failures, event = list[str](), asyncio.Event()
+@in_loop
+async def test_run_eagerly_reports_an_exception(waits: int) -> None:
+    failures, event = list[str](), asyncio.Event()
 
-        async def work() -> None:
-            if waits == 1:
-                await asyncio.sleep(0)
-            elif waits == 2:
-                await event.wait()
-            raise Panic("broken")
+    async def work() -> None:
+        if waits == 1:
+            await asyncio.sleep(0)
+        elif waits == 2:
+            await event.wait()
+        raise Panic("broken")
 
-        run_eagerly(work(), copy_context(), set(), lambda: failures.append(str(sys.exc_info()[1])))
-        event.set()
-        await asyncio.sleep(0.01)
-        return failures
-
-    assert asyncio.run(run()) == ["broken"]
+    run_eagerly(work(), copy_context(), set(), lambda: failures.append(str(sys.exc_info()[1])))
+    event.set()
+    await asyncio.sleep(0.01)
+    assert failures == ["broken"]

@@ -1,14 +1,11 @@
 """Rows, requests and given vectors. Oracles: plain Python lists, and a search token by token."""
 
-import ml_dtypes
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 import tests.support.profiles  # noqa: F401
-from preblock.service.core.types import DTYPES, GivenVectors, TokenRows
-
-RAGGED = TokenRows(np.array([5, 6, 7, 8, 9, 10]), np.array([3, 1, 2]))
+from preblock.service.core.types import GivenVectors, TokenRows
 
 
 def test_of_array_takes_rows_without_a_copy() -> None:
@@ -16,31 +13,13 @@ def test_of_array_takes_rows_without_a_copy() -> None:
     rows = TokenRows.of_array(array)
     assert np.shares_memory(rows.values, array)
     assert (rows.values.tolist(), rows.lengths.tolist(), rows.length) == ([0, 1, 2, 3, 4, 5], [3, 3], 3)
-
-
-def test_length_is_common_length_or_none() -> None:
-    for lengths, length in (([2, 2, 2], 2), ([6], 6), ([1, 2, 3], None), ([3, 1, 2], None)):
-        assert TokenRows(np.arange(6), np.array(lengths)).length == length
     assert TokenRows(np.zeros(0, np.int64), np.zeros(0, np.int64)).length == 0
 
 
-def test_starts_are_first_indices_of_rows() -> None:
-    assert RAGGED.starts.tolist() == [0, 3, 4]
-
-
-def test_spread_repeats_value_for_each_token() -> None:
-    for per_row, spread in (([4], [4] * 6), ([1, 2, 3], [1, 1, 1, 2, 3, 3])):
-        assert RAGGED.spread(np.array(per_row)).tolist() == spread
-
-
 def test_place_names_row_and_column() -> None:
-    places = [RAGGED.place(index) for index in range(6)]
+    places = [TokenRows(np.arange(6), np.array([3, 1, 2])).place(index) for index in range(6)]
     assert places == ["[0][0]", "[0][1]", "[0][2]", "[1][0]", "[2][0]", "[2][1]"]
     assert TokenRows(np.arange(3), np.array([3]), flat=True).place(2) == "[2]"
-
-
-def test_dtypes_equal_numpy_and_ml_dtypes() -> None:
-    assert {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16} == DTYPES
 
 
 NUMBERS = st.sets(st.integers(0, 30), max_size=20).map(sorted)

@@ -47,24 +47,12 @@ def write_native(ids: Ids, offset: int, model: str) -> Request:
     return f"/models/{model}/embed?{query}", BINARY, ids.astype("<i8").tobytes()
 
 
-def write_native_json(ids: Ids, offset: int, model: str) -> Request:
-    document = {"input_ids": ids.tolist(), "offset": offset}
-    return f"/models/{model}/embed", JSON, json.dumps(document).encode()
-
-
-def write_native_long_json(ids: Ids, offset: int, model: str) -> Request:
-    path, headers, body = write_native_json(ids, offset, model)
-    return path, headers, body[:-1].ljust(LONG_BYTES) + body[-1:]
-
-
-def write_native_bytes(ids: Ids, offset: int, model: str) -> Request:
-    path, headers, body = write_native_json(ids, offset, model)
-    return path, headers | {"Accept": BYTES}, body
-
-
-def write_native_float(ids: Ids, offset: int, model: str) -> Request:
-    document = {"input_ids": ids.tolist(), "offset": offset, "encoding": "float"}
-    return f"/models/{model}/embed", JSON, json.dumps(document).encode()
+def write_json(
+    ids: Ids, offset: int, model: str, accept: str = "application/json", length: int = 0, **fields: str
+) -> Request:
+    """Write a native request of at least `length` bytes."""
+    body = json.dumps({"input_ids": ids.tolist(), "offset": offset, **fields}).encode()
+    return f"/models/{model}/embed", JSON | {"Accept": accept}, body[:-1].ljust(length) + body[-1:]
 
 
 def write_npy(ids: Ids, offset: int, model: str) -> Request:

@@ -7,6 +7,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -81,8 +82,9 @@ class Repeating(Caller):
 LARGE_REPEAT = 150
 """With two tokens of 768 values, an answer of this many rows takes more than one chunk."""
 NATIVE = bodies.write_native, bodies.read_bytes
-JSON = bodies.write_native_json, bodies.read_base64
-LONG_JSON = bodies.write_native_long_json, bodies.read_base64
+JSON = bodies.write_json, bodies.read_base64
+LONG_JSON = partial(bodies.write_json, length=bodies.LONG_BYTES), bodies.read_base64
+JSON_TO_BYTES = partial(bodies.write_json, accept=bodies.BYTES), bodies.read_bytes
 V2_BINARY = bodies.write_v2_binary, bodies.read_v2_binary
 DIRECT = (
     CodePath("native-known", "native", by_http(*NATIVE), known=True),
@@ -94,10 +96,10 @@ DIRECT = (
     CodePath("json-first", "native", by_http(*JSON, first=True)),
     CodePath("json-asgi", "native", by_http(*JSON, chunked=True)),
     CodePath("json-long", "native", by_http(*LONG_JSON), known=True),
-    CodePath("json-bytes-known", "native", by_http(bodies.write_native_bytes, bodies.read_bytes), known=True),
+    CodePath("json-bytes-known", "native", by_http(*JSON_TO_BYTES), known=True),
     CodePath("json-large-known", "native", by_http(*JSON), repeat=LARGE_REPEAT, known=True),
     CodePath("npy-known", "native", by_http(bodies.write_npy, bodies.read_npy), known=True),
-    CodePath("json-float", "native", by_http(bodies.write_native_float, bodies.read_float)),
+    CodePath("json-float", "native", by_http(partial(bodies.write_json, encoding="float"), bodies.read_float)),
     CodePath("v2-binary-known", "open-inference", by_http(*V2_BINARY), known=True),
     CodePath("v2-binary-first", "open-inference", by_http(*V2_BINARY, first=True)),
     CodePath("v2-json", "open-inference", by_http(bodies.write_v2_json, bodies.read_v2_json)),

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from threading import Event
 from typing import Any
@@ -23,30 +22,16 @@ from tests.support.servers import Server
 
 SECONDS = 60
 END = {"closing": "key", "next_offset": [1]}
-
-
-@dataclass(frozen=True)
-class OpenStream:
-    """An open stream.
-
-    Args:
-        step: feeds one token and reads the answer.
-        check_end: reads the end of the stream; its reason must be the key.
-
-    """
-
-    step: Callable[[], object]
-    check_end: Callable[[], object]
+CheckEnd = Callable[[], object]
+"""Reads the end of a stream; its reason must be the key."""
 
 
 @contextmanager
-def open_socket(server: Server, headers: Headers, binary: bool) -> Iterator[OpenStream]:
+def open_socket(server: Server, headers: Headers, binary: bool) -> Iterator[CheckEnd]:
     with connect_socket(f"{server.socket}/models/gpt/decode", additional_headers=headers) as stream:
-
-        def step() -> None:
-            stream.send(step_frame(np.array([[1]])) if binary else '{"input_ids": [1]}')
-            answer = stream.recv(SECONDS)
-            assert answer[5] == 2 if binary else json.loads(answer)["next_offset"] == [1]
+        stream.send(step_frame(np.array([[1]])) if binary else '{"input_ids": [1]}')
+        answer = stream.recv(SECONDS)
+        assert answer[5] == 2 if binary else json.loads(answer)["next_offset"] == [1]
 
         def check_end() -> None:
             last: Any = stream.recv(SECONDS)
@@ -56,11 +41,11 @@ def open_socket(server: Server, headers: Headers, binary: bool) -> Iterator[Open
             assert closed.value.rcvd is not None
             assert (closed.value.rcvd.code, json.loads(closed.value.rcvd.reason)) == (1008, END)
 
-        yield OpenStream(step, check_end)
+        yield check_end
 
 
 @contextmanager
-def open_lines(server: Server, headers: Headers) -> Iterator[OpenStream]:
+def open_lines(server: Server, headers: Headers) -> Iterator[CheckEnd]:
     headers = {**headers, "Content-Type": "application/x-ndjson", "Transfer-Encoding": "chunked"}
     with dial(server.address, SECONDS) as connection, connection.makefile("rb") as answer:
 
@@ -68,17 +53,15 @@ def open_lines(server: Server, headers: Headers) -> Iterator[OpenStream]:
             while text not in answer.readline():
                 pass
 
-        def step() -> None:
-            line = b'{"input_ids": [1]}\n'
-            connection.sendall(b"%x\r\n%b\r\n" % (len(line), line))
-            read(b'"next_offset":[1]')
-
+        line = b'{"input_ids": [1]}\n'
         connection.sendall(http_request("/models/gpt/decode", headers=headers))
-        yield OpenStream(step, partial(read, b'{"closing":"key","next_offset":[1]}\n'))
+        connection.sendall(b"%x\r\n%b\r\n" % (len(line), line))
+        read(b'"next_offset":[1]')
+        yield partial(read, b'{"closing":"key","next_offset":[1]}\n')
 
 
 @contextmanager
-def open_calls(server: Server, headers: Headers) -> Iterator[OpenStream]:
+def open_calls(server: Server, headers: Headers) -> Iterator[CheckEnd]:
     done = Event()
 
     def messages() -> Iterator[Any]:
@@ -87,25 +70,23 @@ def open_calls(server: Server, headers: Headers) -> Iterator[OpenStream]:
 
     with open_stub(server.grpc) as stub:
         answers = stub.ModelStreamInfer(messages(), metadata=[*headers.items()], timeout=SECONDS)
-
-        def step() -> None:
-            assert not next(answers).error_message
+        assert not next(answers).error_message
 
         def check_end() -> None:
             with pytest.raises(grpc.RpcError, match="because of a removed or changed key"):
                 next(answers)
 
         try:
-            yield OpenStream(step, check_end)
+            yield check_end
         finally:
             done.set()
 
 
-STREAMS: dict[str, tuple[str, Callable[[Server, Headers], AbstractContextManager[OpenStream]]]] = {
+STREAMS: dict[str, tuple[str, Callable[[Server, Headers], AbstractContextManager[CheckEnd]]]] = {
     "stream-frames": (PREBLOCK, partial(open_socket, binary=True)),
     "stream-json": (PREBLOCK, partial(open_socket, binary=False)),
     "stream-lines": (PREBLOCK, open_lines),
     "stream-grpc": (PREBLOCK, open_calls),
     "stream-uvicorn": (UVICORN, partial(open_socket, binary=False)),
 }
-"""Name of the server, and a function that opens a stream with headers, by name."""
+"""Name of the server, and a function that opens a stream with headers and feeds one token, by name."""

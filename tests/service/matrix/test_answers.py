@@ -83,7 +83,7 @@ def test_compressed_request_gets_same_response(path: CodePath, caller: Caller, e
 def test_response_is_compressed_on_request(path: CodePath, caller: Caller, expect: Expect) -> None:
     client = caller.caller if isinstance(caller, Repeating) else caller
     if path.protocol == "decode" or not isinstance(client, HttpCaller):
-        pytest.skip("a stream, or gRPC, which tests/service/api/grpc/test_compression.py measures")
+        pytest.skip("a stream, or gRPC, which tests/service/api/grpc/test_answers.py measures")
     for encoding in ENCODINGS:
         accept = {"Accept-Encoding": encoding}
         path.prepare(caller, GOOD, headers=accept)

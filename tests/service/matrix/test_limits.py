@@ -64,11 +64,8 @@ def guarded(rows: Rows, wide_repository: Path, tmp_path_factory: pytest.TempPath
 def strict_servers(rows: Rows, wide_repository: Path) -> Iterator[Servers]:
     """Serve with low limits."""
     limits = {"PREBLOCK_MAX_REQUEST_TOKENS": str(MAX_TOKENS), "PREBLOCK_MAX_REQUEST_ROWS": str(MAX_ROWS)}
-    limits |= {
-        "PREBLOCK_MODEL_CONTROL": "explicit",
-        "PREBLOCK_LOAD_MODELS": "*",
-        "PREBLOCK_MAX_CONCURRENT_REQUESTS": "1",
-    }
+    limits |= {"PREBLOCK_MODEL_CONTROL": "explicit", "PREBLOCK_LOAD_MODELS": "*"}
+    limits["PREBLOCK_MAX_CONCURRENT_REQUESTS"] = "1"
     with serve_rows(rows, wide_repository, **limits) as servers:
         yield servers
 
@@ -106,12 +103,11 @@ def test_revoked_keys_are_rejected_on_open_connections(rows: Rows, guarded: Guar
         for name, (server, open_stream) in STREAMS.items():
             if server in guarded.servers:
                 streams.append(stack.enter_context(open_stream(guarded.servers[server], guarded.headers(name))))
-                streams[-1].step()
         guarded.revoke(*(f"{path.name}-gone" for path in rows), *STREAMS)
         for caller in callers:
             wait_for(caller, 401)
-        for stream in streams:
-            stream.check_end()
+        for check_end in streams:
+            check_end()
 
 
 def test_rate_of_key_is_limited(path: CodePath, guarded: Guarded) -> None:

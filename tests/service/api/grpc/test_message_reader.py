@@ -2,39 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from functools import wraps
 from typing import Any
 
-import grpc
-import numpy as np
 import pytest
 import uvloop
-from tritonclient.grpc import service_pb2
 
 from preblock.service.api.grpc.message_reader import MAX_CONNECTIONS, MessageReader
 from preblock.service.core.errors import Unavailable
 from preblock.service.core.large_bodies import LARGE_BODY_BYTES
 from preblock.service.core.settings import LiveSettings, Settings
-from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub
-from tests.support.servers import Server
+from tests.support.loops import in_loop
 
 LARGE, SMALL = bytes(LARGE_BODY_BYTES), b"1"
 LONG = 60.0
 """Seconds; every test is over before."""
-
-
-def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """Run an asynchronous test."""
-
-    @wraps(test)
-    def run() -> None:
-        async def main() -> None:
-            await test()
-
-        asyncio.run(main())
-
-    return run
 
 
 class Call:
@@ -85,21 +66,6 @@ async def reads(*calls: Call) -> None:
 
 
 @in_loop
-async def test_end_of_call_is_none() -> None:
-    assert await reader_of().read(arrived("a", grpc.aio.EOF)) is None
-
-
-@in_loop
-async def test_first_messages_take_no_turns() -> None:
-    first, second = Call("a", LARGE), Call("b", LARGE)
-    tasks = await begin(reader_of(), first, second)
-    assert [first.reading, second.reading] == [True, True]
-    first.arrived.set()
-    second.arrived.set()
-    assert await asyncio.gather(*tasks) == [LARGE, LARGE]
-
-
-@in_loop
 async def test_large_senders_read_one_message_at_a_time() -> None:
     reader = reader_of()
     await known(reader, "a", "b")
@@ -116,18 +82,9 @@ async def test_small_message_ends_turns_of_its_connection() -> None:
     reader = reader_of()
     await known(reader, "a", "b")
     assert await reader.read(arrived("b", SMALL)) is SMALL
-    first, second = Call("a", LARGE), arrived("b", SMALL)
-    await begin(reader, first, second)
-    await reads(first)
-    assert second.reading
-
-
-@in_loop
-async def test_calls_after_a_small_message_wait_no_longer() -> None:
-    reader = reader_of()
-    await known(reader, "a")
-    first, *others = Call("a", SMALL), Call("a", LARGE), Call("a", LARGE)
-    await begin(reader, first, *others)
+    first, second, *others = Call("a", SMALL), arrived("b", SMALL), Call("a", LARGE), Call("a", LARGE)
+    await begin(reader, first, second, *others)
+    await reads(first, second)
     assert [call.reading for call in others] == [False, False]
     first.arrived.set()
     await reads(*others)
@@ -159,9 +116,8 @@ async def test_turn_is_followed_by_pause_of_its_work() -> None:
     assert time.perf_counter() - ended >= 0.03
 
 
-@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 @pytest.mark.parametrize("arrives", [0.0095, 0.01, 0.0105])
-def test_turn_of_silent_client_ends_once(loop: Callable[[], asyncio.AbstractEventLoop], arrives: float) -> None:
+def test_turn_of_silent_client_ends_once(arrives: float) -> None:
     async def scenario() -> list[dict[str, Any]]:
         errors: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
@@ -179,8 +135,9 @@ def test_turn_of_silent_client_ends_once(loop: Callable[[], asyncio.AbstractEven
                 assert await tasks[1] is LARGE
         return errors
 
-    with asyncio.Runner(loop_factory=loop) as runner:
-        assert runner.run(scenario()) == []
+    for loop in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=loop) as runner:
+            assert runner.run(scenario()) == [], loop
 
 
 @in_loop
@@ -224,6 +181,7 @@ async def test_stream_waits_for_a_turn_after_a_large_message() -> None:
     first, stream = Call("a", LARGE), arrived("b", SMALL)
     (held,) = await begin(reader, first)
     reading = asyncio.create_task(reader.read_next(stream, LARGE_BODY_BYTES))
+    await asyncio.sleep(0.001)
     assert await reader.read_next(arrived("b", SMALL), LARGE_BODY_BYTES - 1) is SMALL
     assert not stream.reading
     first.arrived.set()
@@ -240,30 +198,3 @@ async def test_idle_stream_leaves_its_turn() -> None:
     assert not waiting.done()
     idle.arrived.set()
     assert await waiting is LARGE
-
-
-def test_call_without_a_message_is_refused(tiny_server: Server) -> None:
-    with grpc.insecure_channel(tiny_server.grpc) as channel:
-        call = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
-        with pytest.raises(grpc.RpcError) as refused:
-            call(iter([]))
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert refused.value.details() == "message: got no message, expected one message"
-
-
-def test_large_messages_of_one_connection_are_answered(tiny_server: Server) -> None:
-    ids = np.zeros((2**13, 6), np.int64)
-    with open_stub(tiny_server.grpc, OWN_CONNECTION, NO_LIMIT) as stub:
-        answers = [stub.ModelInfer(infer_message(ids)).raw_output_contents[0] for _ in range(3)]
-        (streamed,) = stub.ModelStreamInfer(iter([infer_message(ids)]))
-        assert stub.ServerLive(service_pb2.ServerLiveRequest()).live
-    row = stub_row(tiny_server)
-    assert answers == [row * len(ids)] * 3
-    assert streamed.infer_response.raw_output_contents[0] == answers[0]
-
-
-def stub_row(server: Server) -> bytes:
-    """Return the vectors of one row, from a small message."""
-    with open_stub(server.grpc) as stub:
-        row: bytes = stub.ModelInfer(infer_message(np.zeros((1, 6), np.int64))).raw_output_contents[0]
-        return row

@@ -5,6 +5,8 @@ import io
 from typing import Any
 
 import httpx
+import numpy as np
+from numpy.typing import NDArray
 
 from tests.support.late import safetensors_torch, torch
 
@@ -12,7 +14,7 @@ JSON, BYTES, NPY = "application/json", "application/octet-stream", "application/
 SAFETENSORS = "application/x-safetensors"
 IDS = [[1, 2, 3], [4, 5, 6]]
 RAGGED = [[1, 2, 3], [4], [5, 6]]
-TYPES = "float32", "float16", "bfloat16"
+Vectors = NDArray[np.float32]
 
 
 def post(client: httpx.Client, model: str, kind: str, body: bytes, accept: str = "*/*", **query: str) -> httpx.Response:
@@ -29,6 +31,21 @@ def ask(client: httpx.Client, model: str, accept: str = JSON, **fields: Any) -> 
     assert response.status_code == 200, response.text
     assert response.headers["Content-Type"] == accept
     return response
+
+
+def told(client: httpx.Client, model: str, **fields: Any) -> Any:
+    """Return the answer in JSON."""
+    return ask(client, model, **fields).json()
+
+
+def encode(vectors: Vectors) -> str:
+    return base64.b64encode(vectors.astype("<f4").tobytes()).decode()
+
+
+def vectors_of(answer: Any, output: str = "embeddings") -> Vectors:
+    """Return the vectors of an answer in JSON, in its shape."""
+    found = {"data": answer[output], **answer} if output in answer else answer["outputs"][output]
+    return np.frombuffer(base64.b64decode(found["data"]), "<f4").reshape(found["shape"])
 
 
 def ask_tensors(client: httpx.Client, model: str, **fields: Any) -> dict[str, Any]:

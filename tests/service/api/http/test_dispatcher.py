@@ -47,43 +47,24 @@ def answer(app: Any, method: str, path: str) -> tuple[int, str | None, bytes]:
     return found.status_code, found.headers.get("content-type"), content
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/models/a/embed",
-        "/models/a/versions/2/embed",
-        "/models/a%20b/embed",
-        "/models/versions/embed",
-        "/models/versions/versions/1/embed",
-        "/models/wrong/embed",
-        "/models/broken/embed",
-        "/models//embed",
-        "/models/a/b/embed",
-        "/models/a%2Fb/embed",
-        "/models/a/versions//embed",
-        "/models/a/versions/1/2/embed",
-        "/models/a/versions/embed",
-        "/models/a/embed/",
-        "/model/a/embed",
-        "/embed",
-    ],
+PATHS = (
+    *("/models/a/embed", "/models/a/versions/2/embed", "/models/a%20b/embed", "/models/versions/embed"),
+    *("/models/versions/versions/1/embed", "/models/wrong/embed", "/models/broken/embed", "/models//embed"),
+    *("/models/a/b/embed", "/models/a%2Fb/embed", "/models/a/versions//embed", "/models/a/versions/1/2/embed"),
+    *("/models/a/versions/embed", "/models/a/embed/", "/model/a/embed", "/embed"),
 )
-@pytest.mark.parametrize("method", ["POST", "GET"])
-def test_dispatcher_routes_like_fastapi(method: str, path: str) -> None:
+
+
+def test_dispatcher_routes_like_fastapi() -> None:
     app = routed()
     entry = Dispatcher(app, {("/models/", "embed"): handler})
-    assert answer(entry, method, path) == answer(app, method, path)
+    for method in ("POST", "GET"):
+        for path in PATHS:
+            assert answer(entry, method, path) == answer(app, method, path), (method, path)
 
 
-def test_dispatcher_bypasses_fastapi_for_tensors() -> None:
-    assert answer(Dispatcher(FastAPI(), {("/models/", "embed"): handler}), "POST", "/models/a/embed")[::2] == (
-        200,
-        b"a None",
-    )
-
-
-def test_internal_error_is_logged_and_not_sent(caplog: pytest.LogCaptureFixture) -> None:
-    status, _, content = answer(Dispatcher(FastAPI(), {("/models/", "embed"): handler}), "POST", "/models/broken/embed")
-    assert status == 500
-    assert b"secret" not in content
-    assert "a secret" in caplog.text
+def test_dispatcher_bypasses_fastapi_for_tensors(caplog: pytest.LogCaptureFixture) -> None:
+    entry = Dispatcher(FastAPI(), {("/models/", "embed"): handler})
+    assert answer(entry, "POST", "/models/a/embed")[::2] == (200, b"a None")
+    status, _, content = answer(entry, "POST", "/models/broken/embed")
+    assert (status, b"secret" in content, "a secret" in caplog.text) == (500, False, True)

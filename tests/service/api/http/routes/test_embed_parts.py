@@ -1,6 +1,5 @@
 """Rows made of parts. Oracles: torch.cat with `inputs_embeds` in transformers, and requests of token ids."""
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -8,109 +7,79 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from tests.service.api.http.native_requests import BYTES, Vectors, ask, encode, post, told, vectors_of
 from tests.support.artifacts import copy_artifact
 from tests.support.servers import serve
 
 NAN, THREE = "AADAfwAAwH8AAMB/AADAfw==", "AAAAAAAAAAAAAAAA"
 """Four vectors that are not a number, and three numbers, for a model of width 4."""
-WIDTHS = {"gpt": 4, "llama": 4, "gemma": 4, "bert": 4, "ngrams": 4, "counts-ids": 4, "wide": 768}
 
 
-def given(model: str, count: int, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal((count, WIDTHS[model]), np.float32)
-
-
-def encode(vectors: NDArray[np.float32]) -> str:
-    return base64.b64encode(vectors.tobytes()).decode()
-
-
-def ask(http: httpx.Client, model: str, **fields: Any) -> Any:
-    answer = http.post(f"/models/{model}/embed", json=fields)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def vectors_of(document: Any, output: str = "embeddings") -> NDArray[np.float32]:
-    return np.frombuffer(base64.b64decode(document[output]), np.float32).reshape(document["shape"])
+def given(count: int, width: int = 4) -> Vectors:
+    return np.random.default_rng(0).standard_normal((count, width), np.float32)
 
 
 def test_parts_of_ids_are_the_row_of_all_ids(catalogue_http: httpx.Client) -> None:
     for model in ("gpt", "bert", "projected", "counts-ids", "wide"):
-        answer = ask(catalogue_http, model, parts=[{"input_ids": [1, 2]}, {"input_ids": [3]}, {"input_ids": [4, 5]}])
-        assert answer == ask(catalogue_http, model, input_ids=[1, 2, 3, 4, 5])
+        answer = told(catalogue_http, model, parts=[{"input_ids": [1, 2]}, {"input_ids": [3]}, {"input_ids": [4, 5]}])
+        assert answer == told(catalogue_http, model, input_ids=[1, 2, 3, 4, 5])
+    further = {"context": [[7, 8]], "offset": 5, "output": "ngram_embeddings"}
+    found = told(catalogue_http, "ngrams", parts=[{"input_ids": [1]}, {"input_ids": [2]}], **further)
+    assert found == told(catalogue_http, "ngrams", input_ids=[[1, 2]], **further)
+    text = {"text": "hello world", "special_tokens": False, "return_tokens": True}
+    (tokens,) = told(catalogue_http, "bert", **text)["input_ids"]
+    answer = told(catalogue_http, "bert", parts=[{"input_ids": [1]}, {"text": "hello world"}, {"input_ids": [2]}])
+    assert answer == told(catalogue_http, "bert", input_ids=[1, *tokens, 2])
 
 
 @pytest.mark.parametrize("model", ["llama", "gemma"])
 def test_vectors_enter_unchanged_without_positions(catalogue_http: httpx.Client, model: str) -> None:
-    values = given(model, 3)
+    values = given(3)
     row = [{"input_ids": [1, 2]}, {"vectors": encode(values)}, {"input_ids": [5]}]
-    ids = vectors_of(ask(catalogue_http, model, input_ids=[1, 2, 5]))[0]
+    ids = vectors_of(told(catalogue_http, model, input_ids=[1, 2, 5]))[0]
     expected = np.concatenate([ids[:2], values, ids[2:]])
     for output in ("embeddings", "token_embeddings"):
-        answer = ask(catalogue_http, model, parts=row, output=output)
+        answer = told(catalogue_http, model, parts=row, output=output)
         assert vectors_of(answer, output)[0].tobytes() == expected.tobytes()
         assert answer["next_offset"] == [6]
 
 
 def test_positions_are_added_to_vectors(catalogue_http: httpx.Client) -> None:
-    values = given("gpt", 2)
+    values = given(2)
     row = [{"vectors": encode(values[:1])}, {"input_ids": [1, 2]}, {"vectors": encode(values[1:])}]
-    answer = ask(catalogue_http, "gpt", parts=row, offset=1)
+    answer = told(catalogue_http, "gpt", parts=row, offset=1)
     positions = catalogue_http.get("/models/gpt/positions", params={"first": 1, "count": 4}).json()
-    table = np.frombuffer(base64.b64decode(positions["position_embeddings"]), np.float32).reshape(positions["shape"])
-    expected = vectors_of(ask(catalogue_http, "gpt", input_ids=[0, 1, 2, 0], offset=1))[0].copy()
-    expected[[0, 3]] = values + table[[0, 3]]
+    expected = vectors_of(told(catalogue_http, "gpt", input_ids=[0, 1, 2, 0], offset=1))[0].copy()
+    expected[[0, 3]] = values + vectors_of(positions, "position_embeddings")[[0, 3]]
     assert vectors_of(answer)[0].tobytes() == expected.tobytes()
     assert answer["next_offset"] == [5]
-    tokens = vectors_of(ask(catalogue_http, "gpt", parts=row, output="token_embeddings"), "token_embeddings")[0]
+    tokens = vectors_of(told(catalogue_http, "gpt", parts=row, output="token_embeddings"), "token_embeddings")[0]
     assert tokens[[0, 3]].tobytes() == values.tobytes()
 
 
 def test_rows_may_differ_in_length_and_offset(catalogue_http: httpx.Client) -> None:
-    values = given("gpt", 3)
+    values, offsets = given(3), [0, 2, 3]
     rows = [
         [{"vectors": encode(values[:2])}, {"input_ids": [3]}],
         [{"input_ids": [4]}],
         [{"vectors": encode(values[2:])}],
     ]
-    answer = ask(catalogue_http, "gpt", parts=rows, offset=[0, 2, 3])
-    assert answer["lengths"] == [3, 1, 1]
-    assert answer["next_offset"] == [3, 3, 4]
-    alone = [
-        vectors_of(ask(catalogue_http, "gpt", parts=row, offset=offset))[0]
-        for row, offset in zip(rows, (0, 2, 3), strict=True)
-    ]
+    answer = told(catalogue_http, "gpt", parts=rows, offset=offsets)
+    assert (answer["lengths"], answer["next_offset"]) == ([3, 1, 1], [3, 3, 4])
+    pairs = zip(rows, offsets, strict=True)
+    alone = [vectors_of(told(catalogue_http, "gpt", parts=row, offset=offset))[0] for row, offset in pairs]
     assert vectors_of(answer).tobytes() == np.concatenate(alone).tobytes()
-
-
-def test_placeholders_take_vectors_in_order(catalogue_http: httpx.Client) -> None:
-    values = given("llama", 4)
-    rows = [[{"input_ids": [1, 99, 99, 2]}], [{"vectors": encode(values[2:3])}, {"input_ids": [99]}]]
-    placeholder = {"token_id": 99, "vectors": encode(values[[0, 1, 3]])}  # an id beyond the vocabulary will do
-    answer = vectors_of(ask(catalogue_http, "llama", parts=rows, placeholder=placeholder))
-    ids = vectors_of(ask(catalogue_http, "llama", input_ids=[1, 2]))[0]
-    expected = np.concatenate([ids[:1], values[:2], ids[1:], values[2:]])
-    assert answer.tobytes() == expected.tobytes()
-
-
-def test_text_is_a_part_without_special_tokens(catalogue_http: httpx.Client) -> None:
-    tokens = ask(catalogue_http, "bert", text="hello world", special_tokens=False, return_tokens=True)["input_ids"][0]
-    answer = ask(catalogue_http, "bert", parts=[{"input_ids": [1]}, {"text": "hello world"}, {"input_ids": [2]}])
-    assert answer == ask(catalogue_http, "bert", input_ids=[1, *tokens, 2])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_large_answer_has_the_bits_of_small_ones(catalogue_http: httpx.Client, dtype: str) -> None:
-    values = given("wide", 500, 1)
+    values = given(500, 768)
     ids = np.random.default_rng(2).integers(0, 50, 100).tolist()
     row = [{"vectors": encode(values[:250])}, {"input_ids": ids}, {"vectors": encode(values[250:])}]
 
     def ask_bytes(**fields: Any) -> bytes:
-        headers = {"Accept": "application/octet-stream"}
-        answer = catalogue_http.post("/models/wide/embed", json=fields | {"dtype": dtype}, headers=headers)
-        return answer.raise_for_status().content
+        return ask(catalogue_http, "wide", BYTES, dtype=dtype, **fields).content
 
     whole, one = ask_bytes(parts=[row] * 4), ask_bytes(parts=[row[0]])
     size = 600 * 768 * (4 if dtype == "float32" else 2)
@@ -119,8 +88,22 @@ def test_large_answer_has_the_bits_of_small_ones(catalogue_http: httpx.Client, d
     assert whole[len(one) :].startswith(ask_bytes(input_ids=ids, offset=250))
 
 
+def test_limits_and_padding_count_vectors(tmp_path: Path) -> None:
+    folder = copy_artifact("counts-ids", tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"padding_id": 0}))
+    limits = ("--max-request-rows", "1", "--max-request-tokens", "4")
+    with serve(tmp_path, *limits) as server, httpx.Client(base_url=server.address) as http:
+        parts: list[Any] = [{"input_ids": [5]}, {"vectors": encode(given(2))}]  # real tokens, unlike the id 0
+        assert told(http, "counts-ids", parts=parts, output="token_embeddings")["next_offset"] == [3]
+        long = [{"vectors": encode(given(5))}]
+        for parts, detail in (([[GOOD]] * 2, "parts: got 2 rows"), (long, "parts: got more than 4 token")):
+            answer = http.post("/models/counts-ids/embed", json={"parts": parts})
+            assert (answer.status_code, answer.json()["detail"][: len(detail)]) == (413, detail)
+
+
 GOOD = {"input_ids": [1]}
-ONE = encode(given("llama", 1))
+ONE = encode(given(1))
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"parts": []}, "parts"),
     ("llama", {"parts": GOOD}, "parts"),
@@ -152,49 +135,6 @@ def test_bad_parts_are_rejected(catalogue_http: httpx.Client) -> None:
     for model, fields, field in BAD:
         answer = catalogue_http.post(f"/models/{model}/embed", json=fields)
         assert (answer.status_code, answer.json()["field"]) == (422, field), (fields, answer.text)
-
-
-def test_rows_of_parts_are_limited(tiny_repository: Path) -> None:
-    with serve(tiny_repository, "--max-request-rows", "1", "--max-request-tokens", "4") as server:
-        url = f"{server.address}/models/gpt/embed"
-        answer = httpx.post(url, json={"parts": [[GOOD], [GOOD]]})
-        assert (answer.status_code, answer.json()["field"]) == (413, "parts")
-        answer = httpx.post(url, json={"parts": [{"vectors": encode(given("gpt", 5))}]})
-        assert (answer.status_code, answer.json()["detail"][:28]) == (413, "parts: got more than 4 token")
-
-
-def test_parts_of_ids_take_a_context(catalogue_http: httpx.Client) -> None:
-    further = {"context": [[7, 8]], "offset": 5, "output": "ngram_embeddings"}
-    found = ask(catalogue_http, "ngrams", parts=[{"input_ids": [1]}, {"input_ids": [2]}], **further)
-    assert found == ask(catalogue_http, "ngrams", input_ids=[[1, 2]], **further)
-
-
-def test_vectors_are_real_tokens_if_the_padding_id_is_0(tmp_path: Path) -> None:
-    folder = copy_artifact("counts-ids", tmp_path)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"padding_id": 0}))
-    with serve(tmp_path) as server:
-        parts = [{"input_ids": [5]}, {"vectors": encode(given("counts-ids", 2))}]
-        answer = httpx.post(
-            f"{server.address}/models/counts-ids/embed", json={"parts": parts, "output": "token_embeddings"}
-        )
-    assert answer.json()["next_offset"] == [3], answer.text
-
-
-def test_placeholder_beside_an_array_is_rejected(catalogue_http: httpx.Client) -> None:
-    placeholder = {"token_id": 1, "vectors": encode(given("llama", 1))}
-    answer = catalogue_http.post(
-        "/models/llama/embed?shape=1,3",
-        params={"placeholder": json.dumps(placeholder)},
-        content=np.array([[1, 2, 3]]).tobytes(),
-        headers={"Content-Type": "application/octet-stream"},
-    )
+    placeholder = {"placeholder": json.dumps({"token_id": 1, "vectors": ONE})}
+    answer = post(catalogue_http, "llama", BYTES, np.array([1, 2, 3]).tobytes(), **placeholder)
     assert (answer.status_code, answer.json()["field"]) == (422, "placeholder"), answer.text
-
-
-def test_rotary_outputs_count_vectors_as_tokens(catalogue_http: httpx.Client) -> None:
-    row = [{"input_ids": [1]}, {"vectors": encode(given("llama", 2))}, {"input_ids": [2]}]
-    found = ask(catalogue_http, "llama", parts=row, output="embeddings,rotary_cos", offset=3)["outputs"]
-    expected = ask(catalogue_http, "llama", input_ids=[1, 0, 0, 2], output="embeddings,rotary_cos", offset=3)["outputs"]
-    assert found["rotary_cos"] == expected["rotary_cos"]
-    assert found["embeddings"] != expected["embeddings"]

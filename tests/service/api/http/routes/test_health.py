@@ -2,18 +2,18 @@
 
 import os
 import re
-import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
-import pytest
 from prometheus_client import parser
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.observability.context import PROTOCOLS
+from tests.support.connections import dial, http_request
 from tests.support.decode_protocols import step_frame
 from tests.support.open_inference import infer_message
 from tests.support.paths import ROOT
@@ -24,28 +24,24 @@ from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
 
-def test_livez_has_no_body(counted_http: httpx.Client) -> None:
-    response = counted_http.get("/livez")
-    assert response.status_code == 200
-    assert response.content == b""
+def test_unfinished_request_counts_as_running(counted_http: httpx.Client) -> None:
+    assert (counted_http.get("/livez").status_code, counted_http.get("/livez").content) == (200, b"")
 
+    def counts(key: tuple[str, ...], number: int) -> bool:
+        return read_metrics(counted_http)[key] == number
 
-@pytest.mark.parametrize(
-    ("api", "protocol"), [("models/gpt/embed", "native"), ("v2/models/gpt/infer", "open-inference")]
-)
-def test_unfinished_request_counts_as_running(counted_http: httpx.Client, api: str, protocol: str) -> None:
-    key = "preblock_requests_running", protocol
-    wait_until(lambda: counted_http.get("/readyz").json() == {"ready": True, "requests_running": 0, "queue_depth": 0})
-    before = read_metrics(counted_http)
-    assert (before[key], before["preblock_queue_depth",]) == (0, 0)
-    # A body over 256 KiB, of which only the beginning is sent.
-    head = f"POST /{api} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n{{"
-    with socket.create_connection((counted_http.base_url.host, counted_http.base_url.port or 0)) as connection:
-        connection.sendall(head.encode())
-        wait_until(lambda: read_metrics(counted_http)[key] == 1)
-        assert counted_http.get("/readyz").json() == {"ready": True, "requests_running": 1, "queue_depth": 0}
-    wait_until(lambda: read_metrics(counted_http)[key] == 0)
-    assert counted_http.get("/readyz").json()["requests_running"] == 0
+    idle = {"ready": True, "requests_running": 0, "queue_depth": 0}
+    for api, protocol in (("models/gpt/embed", "native"), ("v2/models/gpt/infer", "open-inference")):
+        key = "preblock_requests_running", protocol
+        wait_until(lambda: counted_http.get("/readyz").json() == idle)
+        before = read_metrics(counted_http)
+        assert (before[key], before["preblock_queue_depth",]) == (0, 0)
+        # A body over 256 KiB, of which only the beginning is sent.
+        with dial(counted_http.base_url) as connection:
+            connection.sendall(http_request(f"/{api}", b"{", {"Content-Length": "1000000"}))
+            wait_until(partial(counts, key, 1))
+            assert counted_http.get("/readyz").json() == idle | {"requests_running": 1}
+        wait_until(partial(counts, key, 0))
 
 
 def test_every_protocol_has_a_gauge_of_running_requests(counted_http: httpx.Client) -> None:
@@ -55,68 +51,20 @@ def test_every_protocol_has_a_gauge_of_running_requests(counted_http: httpx.Clie
     assert protocols == set(PROTOCOLS)
 
 
-@pytest.mark.parametrize(
-    ("path", "model", "outcome"),
-    [
+def test_rejections_are_counted_without_unknown_names(counted_http: httpx.Client) -> None:
+    for path, model, outcome in (
         ("/models/gpt/embed", "gpt", "Malformed"),
         ("/models/gpt/embed?nope=1", "gpt", "Malformed"),
         ("/models/bert/versions/9/embed", "", "NotFound"),
-        ("/models/nope/embed", "", "NotFound"),
-    ],
-)
-def test_rejections_are_counted_by_kind(counted_http: httpx.Client, path: str, model: str, outcome: str) -> None:
-    key = ("preblock_requests_total", model, outcome, "native")
-    before = read_metrics(counted_http).get(key, 0)
-    counted_http.post(path, content=b"x")
-    assert read_metrics(counted_http)[key] == before + 1
-
-
-def test_unknown_names_add_no_metric_labels(counted_http: httpx.Client) -> None:
-    counted_http.post("/models/invented/embed", json={})
+        ("/models/invented/embed", "", "NotFound"),
+    ):
+        key = ("preblock_requests_total", model, outcome, "native")
+        before = read_metrics(counted_http).get(key, 0)
+        counted_http.post(path, content=b"x")
+        assert read_metrics(counted_http)[key] == before + 1, path
     counted_http.post("/v2/models/invented/infer", json={})
     counted_http.get("/invented")
     assert "invented" not in counted_http.get("/metrics").text
-
-
-def test_metrics_are_prometheus_text_by_default(counted_http: httpx.Client) -> None:
-    response = counted_http.get("/metrics")
-    assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-    families = list(parser.text_string_to_metric_families(response.text))
-    types = {family.name: family.type for family in families}
-    assert types["preblock_requests"] == types["preblock_tokens"] == "counter"
-    assert types["preblock_request_duration_seconds"] == "histogram"
-    assert types["preblock_streams_open"] == "gauge"
-    assert all(family.documentation for family in families)
-
-
-@pytest.mark.parametrize(
-    ("accept", "kind"),
-    [
-        ("", "text/plain; version=0.0.4"),
-        ("text/plain, Application/OpenMetrics-Text", "application/openmetrics-text"),
-        ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.3,*/*;q=0.2", "application/openmetrics-text"),
-        ("application/openmetrics-text;q=0.3, text/plain", "text/plain; version=0.0.4"),
-        ("application/openmetrics-text;q=0", "text/plain; version=0.0.4"),
-        ("application/openmetrics-text;q=0.1, */*", "text/plain; version=0.0.4"),
-        (
-            "text/plain;q=0.6, application/openmetrics-text;q=0.5, text/plain;version=1.0.0;q=0.2",
-            "text/plain; version=0",
-        ),
-        ("application/openmetrics-text;q=many", "text/plain; version=0.0.4"),
-    ],
-)
-def test_metrics_format_follows_accept(accept: str, kind: str, counted_http: httpx.Client) -> None:
-    answer = counted_http.get("/metrics", headers={"Accept": accept})
-    assert answer.headers["Content-Type"].startswith(kind)
-    assert answer.text.endswith("# EOF\n") == ("openmetrics" in kind)
-
-
-def test_metrics_are_openmetrics_on_request(counted_http: httpx.Client) -> None:
-    accept = "application/openmetrics-text; version=1.0.0, text/plain;q=0.5"
-    response = counted_http.get("/metrics", headers={"Accept": accept})
-    assert response.headers["Content-Type"].startswith("application/openmetrics-text")
-    names = {family.name for family in read_openmetrics(response.text)}  # type: ignore[no-untyped-call]
-    assert {"preblock_requests", "preblock_tokens"} <= names
 
 
 def test_every_metric_is_documented(counted_http: httpx.Client) -> None:
@@ -124,6 +72,27 @@ def test_every_metric_is_documented(counted_http: httpx.Client) -> None:
     documented = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     families = list(parser.text_string_to_metric_families(counted_http.get("/metrics").text))
     assert {f.name + ("_total" if f.type == "counter" else "") for f in families} == documented
+    assert all(family.documentation for family in families)
+    open_metrics = counted_http.get("/metrics", headers={"Accept": "application/openmetrics-text"}).text
+    names = {family.name for family in read_openmetrics(open_metrics)}  # type: ignore[no-untyped-call]
+    assert {"preblock_requests", "preblock_tokens"} <= names
+
+
+def test_metrics_format_follows_accept(counted_http: httpx.Client) -> None:
+    plain, openmetrics = "text/plain; version=0.0.4", "application/openmetrics-text"
+    for accept, kind in (
+        ("", f"{plain}; charset=utf-8"),
+        ("text/plain, Application/OpenMetrics-Text", openmetrics),
+        (f"{openmetrics};version=1.0.0;q=0.5,text/plain;q=0.3,*/*;q=0.2", openmetrics),
+        (f"{openmetrics};q=0.3, text/plain", plain),
+        (f"{openmetrics};q=0", plain),
+        (f"{openmetrics};q=0.1, */*", plain),
+        (f"text/plain;q=0.6, {openmetrics};q=0.5, text/plain;version=1.0.0;q=0.2", plain),
+        (f"{openmetrics};q=many", plain),
+    ):
+        answer = counted_http.get("/metrics", headers={"Accept": accept})
+        assert answer.headers["Content-Type"].startswith(kind), accept
+        assert answer.text.endswith("# EOF\n") == (kind == openmetrics)
 
 
 def test_decode_seconds_of_a_grpc_stream_exclude_its_pauses(counted_clients: Clients) -> None:

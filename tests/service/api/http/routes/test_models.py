@@ -3,10 +3,8 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import httpx
-import pytest
 
 from preblock.service.artifacts.names import MANIFEST, PARITY
 from tests.support.servers import LOADING_HINT, Server
@@ -30,16 +28,14 @@ def test_unloaded_model_is_listed_as_not_ready(example_server: Server) -> None:
     assert (gpt["name"], gpt["ready"]) == ("gpt2-small", True)
 
 
-@pytest.mark.parametrize(("path", "folder"), [("bert", "bert/2"), ("bert/versions/1", "bert/1"), ("gpt", "gpt/1")])
-def test_model_shows_its_stored_manifest_and_parity(
-    tiny_http: httpx.Client, tiny_repository: Path, path: str, folder: str
-) -> None:
-    model = tiny_http.get(f"/models/{path}").json()
-    assert model["manifest"] == json.loads((tiny_repository / folder / MANIFEST).read_text())
-    assert model["parity"] == json.loads((tiny_repository / folder / PARITY).read_text())
-    assert f"{model['name']}/{model['version']}" == folder
-    canonical = json.dumps(model["manifest"], sort_keys=True, separators=(",", ":"))
-    assert model["identity"] == hashlib.sha256(canonical.encode()).hexdigest()
+def test_model_shows_its_stored_manifest_and_parity(tiny_http: httpx.Client, tiny_repository: Path) -> None:
+    for path, folder in (("bert", "bert/2"), ("bert/versions/1", "bert/1"), ("gpt", "gpt/1")):
+        model = tiny_http.get(f"/models/{path}").json()
+        assert model["manifest"] == json.loads((tiny_repository / folder / MANIFEST).read_text())
+        assert model["parity"] == json.loads((tiny_repository / folder / PARITY).read_text())
+        assert f"{model['name']}/{model['version']}" == folder
+        canonical = json.dumps(model["manifest"], sort_keys=True, separators=(",", ":"))
+        assert model["identity"] == hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def test_every_output_has_a_description(catalogue_http: httpx.Client) -> None:
@@ -57,30 +53,9 @@ def test_every_output_has_a_description(catalogue_http: httpx.Client) -> None:
     assert "They equal token_embeddings" in shown["llama"]["outputs"]["embeddings"]["description"]
 
 
-def test_response_names_the_use_of_its_outputs(tiny_http: httpx.Client) -> None:
-    uses = {"embeddings": "input of block 0", "token_embeddings": "inputs_embeds or prompt_embeds of a model"}
-    fields: dict[str, Any] = {"input_ids": [1]}
-    for output, use in uses.items():
-        assert tiny_http.post("/models/gpt/embed", json=fields | {"output": output}).json()["use_as"] == use
-    both = fields | {"output": [*uses]}
-    outputs = tiny_http.post("/models/gpt/embed", json=both).json()["outputs"]
-    assert {name: told["use_as"] for name, told in outputs.items()} == uses
-    answer = tiny_http.post("/models/gpt/embed", json=both, headers={"Accept": "application/x-safetensors"}).content
-    header = json.loads(answer[8 : 8 + int.from_bytes(answer[:8], "little")])["__metadata__"]
-    assert {name: header[f"use_as.{name}"] for name in uses} == uses
-
-
-@pytest.mark.parametrize(
-    ("path", "detail"),
-    [
-        ("nope", "model: got nope, expected bert, gpt"),
-        ("bert/versions/3", "version: got 3, expected 1, 2"),
-        ("bert/versions/0", "version: got 0, expected 1, 2"),
-        ("bert/versions/x", "version: got x, expected 1, 2"),
-    ],
-)
-def test_unknown_model_or_version_is_404_problem(tiny_http: httpx.Client, path: str, detail: str) -> None:
-    response = tiny_http.get(f"/models/{path}")
-    assert response.status_code == 404
-    assert response.headers["Content-Type"] == "application/problem+json"
-    assert response.json()["detail"] == f"{detail}; {LOADING_HINT}"
+def test_unknown_model_or_version_is_404_problem(tiny_http: httpx.Client) -> None:
+    versions = [(f"bert/versions/{name}", f"version: got {name}, expected 1, 2") for name in ("3", "0", "x")]
+    for path, detail in (("nope", "model: got nope, expected bert, gpt"), *versions):
+        response = tiny_http.get(f"/models/{path}")
+        assert (response.status_code, response.headers["Content-Type"]) == (404, "application/problem+json")
+        assert response.json()["detail"] == f"{detail}; {LOADING_HINT}"

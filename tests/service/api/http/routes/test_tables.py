@@ -1,6 +1,5 @@
 """Rows of positions and nearest tokens. The oracle is numpy, on the tables as onnx reads them."""
 
-import base64
 import io
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from safetensors.numpy import load
 from tokenizers import Tokenizer
 
 from tests.service.api.conftest import Keyed
+from tests.service.api.http.native_requests import BYTES, NPY, SAFETENSORS, vectors_of
 from tests.support.artifacts import read_tables
 
 
@@ -19,53 +19,45 @@ def positions_of(repository: Path, name: str) -> Any:
     return read_tables(repository / name / "1")["positions"]
 
 
-@pytest.mark.parametrize(("name", "skipped"), [("gpt", 0), ("long", 0), ("counts-ids", 2)])
-def test_positions_equal_table_rows(
-    name: str, skipped: int, catalogue_http: httpx.Client, catalogue_repository: Path
-) -> None:
-    body = catalogue_http.get(f"/models/{name}/positions", params={"first": 1, "count": 3, "encoding": "float"}).json()
-    assert {key: body[key] for key in ("model", "version", "dtype", "encoding", "use_as")} == {
-        "model": name,
-        "version": 1,
-        "dtype": "float32",
-        "encoding": "float",
-        "use_as": "vectors added to the token vectors",
-    }
-    table = positions_of(catalogue_repository, name)[skipped:]
-    assert body["shape"] == [3, table.shape[1]]
-    assert np.array_equal(np.array(body["position_embeddings"], np.float32), table[1:4])
+def test_positions_equal_table_rows(catalogue_http: httpx.Client, catalogue_repository: Path) -> None:
+    for name, skipped in (("gpt", 0), ("counts-ids", 2)):
+        body = catalogue_http.get(f"/models/{name}/positions?first=1&count=3&encoding=float").json()
+        vectors = np.array(body.pop("position_embeddings"), np.float32)
+        assert np.array_equal(vectors, positions_of(catalogue_repository, name)[skipped:][1:4])
+        assert body == {
+            "model": name,
+            "version": 1,
+            "dtype": "float32",
+            "encoding": "float",
+            "use_as": "vectors added to the token vectors",
+            "shape": [3, vectors.shape[1]],
+        }
 
 
 def test_positions_are_equal_in_every_format(catalogue_http: httpx.Client, catalogue_repository: Path) -> None:
-    def get(media: str) -> bytes:
-        answer = catalogue_http.get("/models/long/versions/1/positions?first=4&count=5", headers={"Accept": media})
+    def get(media: str, query: str = "first=4&count=5") -> bytes:
+        answer = catalogue_http.get(f"/models/long/versions/1/positions?{query}", headers={"Accept": media})
         assert (answer.status_code, answer.headers["content-type"]) == (200, media)
         return answer.content
 
-    expected = positions_of(catalogue_repository, "long")[4:9]
-    assert np.array_equal(np.load(io.BytesIO(get("application/x-npy"))), expected)
-    assert get("application/octet-stream") == expected.tobytes()
-    (name, values), *others = load(get("application/x-safetensors")).items()
-    assert (name, others) == ("position_embeddings", [])
-    assert np.array_equal(values, expected)
+    table = positions_of(catalogue_repository, "long")
+    assert get(BYTES) == table[4:9].tobytes()
+    ((name, values),) = load(get(SAFETENSORS)).items()
+    assert (name, values.tobytes()) == ("position_embeddings", table[4:9].tobytes())
     document = catalogue_http.get("/models/long/positions?first=4&count=5").json()
-    assert base64.b64decode(document["position_embeddings"]) == expected.tobytes()
-
-
-@pytest.mark.parametrize(("query", "first", "count"), [("", 0, 64), ("first=4990", 4990, 10), ("count=4096", 0, 4096)])
-def test_positions_default_range_ends_with_table(
-    query: str, first: int, count: int, catalogue_http: httpx.Client, catalogue_repository: Path
-) -> None:
-    answer = catalogue_http.get(f"/models/long/positions?{query}", headers={"Accept": "application/x-npy"})
-    expected = positions_of(catalogue_repository, "long")[first : first + count]
-    assert np.array_equal(np.load(io.BytesIO(answer.content)), expected)
+    assert vectors_of(document, name).tobytes() == table[4:9].tobytes()
+    for query, first, count in (
+        ("first=4&count=5", 4, 5),
+        ("", 0, 64),
+        ("first=4990", 4990, 10),
+        ("count=4096", 0, 4096),
+    ):
+        assert np.array_equal(np.load(io.BytesIO(get(NPY, query))), table[first : first + count])
 
 
 def test_sinusoidal_positions_are_computed(model_http: httpx.Client) -> None:
-    answer = model_http.get(
-        "/models/transformer-base/positions?first=4000&count=96", headers={"Accept": "application/x-npy"}
-    )
-    rows = np.load(io.BytesIO(answer.content))
+    answer = model_http.get("/models/transformer-base/positions?first=4000&count=96")
+    rows = vectors_of(answer.json(), "position_embeddings")
     angles = np.arange(4000, 4096)[:, None] / 10000 ** (np.arange(256) / 256)
     assert np.allclose(rows[:, 0::2], np.sin(angles), atol=1e-6)
     assert np.allclose(rows[:, 1::2], np.cos(angles), atol=1e-6)
@@ -102,7 +94,7 @@ def test_neighbours_show_tokens_of_tokenizer(
 ) -> None:
     tokenizer = Tokenizer.from_file(str(model_repository / "minilm" / "1" / "tokenizer.json"))
     body = model_http.get("/models/minilm/neighbours?id=7592").json()
-    assert body["token"] == "hello"
+    assert (body["token"], len(body["neighbours"])) == ("hello", 10)
     assert [tokenizer.id_to_token(entry["id"]) for entry in body["neighbours"]] == [
         entry["token"] for entry in body["neighbours"]
     ]
@@ -110,46 +102,37 @@ def test_neighbours_show_tokens_of_tokenizer(
     assert {without["token"], *(entry["token"] for entry in without["neighbours"])} == {None}
 
 
-@pytest.mark.parametrize(("query", "count"), [("", 10), ("&count=100", 100)])
-def test_neighbours_default_to_ten(query: str, count: int, catalogue_http: httpx.Client) -> None:
-    assert len(catalogue_http.get(f"/models/long/neighbours?id=1{query}").json()["neighbours"]) == count
+BAD = [
+    ("gpt/positions?first=6", 422, "first: got 6, expected 0 to 5"),
+    ("gpt/positions?first=-1", 422, "first: got -1, expected 0 to 5"),
+    ("gpt/positions?first=2&count=5", 422, "count: got 5, expected 1 to 4"),
+    ("gpt/positions?count=0", 422, "count: got 0, expected 1 to 6"),
+    ("long/positions?count=4097", 422, "count: got 4097, expected 1 to 4096"),
+    ("gpt/positions?count=two", 422, "count: got 'two', expected a 64-bit integer"),
+    ("gpt/positions?count=99999999999999999999", 422, "count: got '99999999999999999999', expected a 64-bit"),
+    ("gpt/positions?count=1&count=2", 422, "the query has 2 values of count"),
+    ("gpt/positions?last=1", 422, "unknown field last"),
+    ("gpt/positions?encoding=hex", 422, "encoding: got hex, expected base64, float"),
+    ("llama/positions", 422, "llama adds no position vectors"),
+    ("vit/positions", 422, "pixel_values"),
+    ("vit/neighbours?id=1", 422, "pixel_values"),
+    ("gpt/neighbours", 422, "id: got nothing, expected the id of a token"),
+    ("gpt/neighbours?id=7", 422, "id: got 7, expected 0 to 6"),
+    ("gpt/neighbours?id=-1", 422, "id: got -1, expected 0 to 6"),
+    ("gpt/neighbours?id=1&count=7", 422, "count: got 7, expected 1 to 6"),
+    ("long/neighbours?id=1&count=101", 422, "count: got 101, expected 1 to 100"),
+    ("gpt/neighbours?id=1&first=2", 422, "unknown field first"),
+    ("gpt9/positions", 404, "model"),
+    ("gpt/versions/2/neighbours?id=1", 404, "version"),
+]
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "detail"),
-    [
-        ("gpt/positions?first=6", 422, "first: got 6, expected 0 to 5"),
-        ("gpt/positions?first=-1", 422, "first: got -1, expected 0 to 5"),
-        ("gpt/positions?first=2&count=5", 422, "count: got 5, expected 1 to 4"),
-        ("gpt/positions?count=0", 422, "count: got 0, expected 1 to 6"),
-        ("long/positions?count=4097", 422, "count: got 4097, expected 1 to 4096"),
-        ("gpt/positions?count=two", 422, "count: got 'two', expected a 64-bit integer"),
-        ("gpt/positions?count=99999999999999999999", 422, "count: got '99999999999999999999', expected a 64-bit"),
-        ("gpt/positions?count=1&count=2", 422, "the query has 2 values of count"),
-        ("gpt/positions?last=1", 422, "unknown field last"),
-        ("gpt/positions?encoding=hex", 422, "encoding: got hex, expected base64, float"),
-        ("llama/positions", 422, "llama adds no position vectors"),
-        ("vit/positions", 422, "pixel_values"),
-        ("vit/neighbours?id=1", 422, "pixel_values"),
-        ("gpt/neighbours", 422, "id: got nothing, expected the id of a token"),
-        ("gpt/neighbours?id=7", 422, "id: got 7, expected 0 to 6"),
-        ("gpt/neighbours?id=-1", 422, "id: got -1, expected 0 to 6"),
-        ("gpt/neighbours?id=1&count=7", 422, "count: got 7, expected 1 to 6"),
-        ("long/neighbours?id=1&count=101", 422, "count: got 101, expected 1 to 100"),
-        ("gpt/neighbours?id=1&first=2", 422, "unknown field first"),
-        ("gpt9/positions", 404, "model"),
-        ("gpt/versions/2/neighbours?id=1", 404, "version"),
-    ],
-)
-def test_bad_table_query_is_rejected(catalogue_http: httpx.Client, path: str, status: int, detail: str) -> None:
-    answer = catalogue_http.get(f"/models/{path}")
-    assert answer.status_code == status
-    assert detail in answer.json()["detail"]
-
-
-@pytest.mark.parametrize(("action", "media"), [("positions", "text/html"), ("neighbours?id=1", "application/x-npy")])
-def test_unsupported_table_format_is_406(action: str, media: str, catalogue_http: httpx.Client) -> None:
-    assert catalogue_http.get(f"/models/gpt/{action}", headers={"Accept": media}).status_code == 406
+def test_bad_table_query_is_rejected(catalogue_http: httpx.Client) -> None:
+    for path, status, detail in BAD:
+        answer = catalogue_http.get(f"/models/{path}")
+        assert (answer.status_code, detail in answer.json()["detail"]) == (status, True), path
+    for action, media in (("positions", "text/html"), ("neighbours?id=1", NPY)):
+        assert catalogue_http.get(f"/models/gpt/{action}", headers={"Accept": media}).status_code == 406
 
 
 def test_tables_require_key_for_their_model(keyed: Keyed) -> None:

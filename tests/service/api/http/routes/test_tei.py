@@ -39,66 +39,47 @@ def close(found: NDArray[np.float32], expected: NDArray[np.float32]) -> bool:
     return found.dtype == np.float32 and found.shape == expected.shape and bool(np.abs(found - expected).max() < 1e-6)
 
 
-@pytest.mark.parametrize("name", ["mapped", "plain"])
-@pytest.mark.parametrize("action", ["", "/embed"])
-def test_embeddings_equal_model2vec(static_server: Server, static_sources: Path, name: str, action: str) -> None:
-    model = StaticModel.from_pretrained(static_sources / name)
-    model.normalize = True
-    found = client(static_server, name, action).feature_extraction(TEXTS)
-    assert close(found, model.encode(TEXTS))
-    model.normalize = False
-    assert close(client(static_server, name, action).feature_extraction(TEXTS, normalize=False), model.encode(TEXTS))
+def test_embeddings_equal_model2vec(static_server: Server, static_sources: Path) -> None:
+    for name, action in (("mapped", ""), ("mapped", "/embed"), ("plain", "")):
+        library, remote = StaticModel.from_pretrained(static_sources / name), client(static_server, name, action)
+        for normalize in (True, False):
+            library.normalize = normalize
+            found = remote.feature_extraction(TEXTS, normalize=None if normalize else False)
+            assert close(found, library.encode(TEXTS)), (name, action)
+    whole = client(static_server, "plain").feature_extraction(TEXTS, normalize=False)
+    cut = client(static_server, "plain").feature_extraction(TEXTS, dimensions=3)  # before the normalization
+    assert close(cut, unit(whole[:, :3]))
 
 
 def test_embeddings_equal_wordllama(static_server: Server) -> None:
-    texts, library = ["Hello, world!", "naïve 東京"], load_wordllama()
-    assert close(client(static_server, "wordllama").feature_extraction(texts), library.embed(texts, norm=True))
-    assert close(client(static_server, "wordllama").feature_extraction(texts, normalize=False), library.embed(texts))
+    texts, library, remote = ["Hello, world!", "naïve 東京"], load_wordllama(), client(static_server, "wordllama")
+    assert close(remote.feature_extraction(texts), library.embed(texts, norm=True))
+    assert close(remote.feature_extraction(texts, normalize=False), library.embed(texts))
 
 
-def test_one_text_has_one_row(static_server: Server) -> None:
+def test_texts_and_ids_have_a_row_each(static_server: Server) -> None:
     one = client(static_server, "bag").feature_extraction("hello world")
     assert np.array_equal(one, client(static_server, "bag:1").feature_extraction(["hello world"]))
     assert one.shape == (1, WIDTH)
-
-
-def test_dimensions_are_cut_before_normalization(static_server: Server) -> None:
-    whole = client(static_server, "plain").feature_extraction(TEXTS, normalize=False)
-    found = client(static_server, "plain").feature_extraction(TEXTS, dimensions=3)
-    assert close(found, unit(whole[:, :3]))
-
-
-def test_ids_stand_for_texts(static_server: Server) -> None:
     url = f"{static_server.address}/tei/bag/embed"
     rows = httpx.post(url, json={"inputs": [[24, 25], [4]]}).json()
-    assert rows[0] == httpx.post(url, json={"inputs": [24, 25]}).json()[0]
-    assert rows[0] == httpx.post(url, json={"inputs": "hello world"}).json()[0]
+    for inputs in ([24, 25], "hello world"):
+        assert httpx.post(url, json={"inputs": inputs}).json()[0] == rows[0]
+    found = client(static_server, "bag").feature_extraction(TEXTS * 3000)
+    assert found.shape == (3000 * len(TEXTS), WIDTH)
+    for place, text in ((0, TEXTS[0]), (-1, TEXTS[-1])):
+        assert np.array_equal(found[[place]], client(static_server, "bag").feature_extraction(text))
 
 
-@pytest.mark.parametrize("direction", [None, "left", "right", "Left", "Right"])
-def test_long_text_is_cut_only_on_request(static_server: Server, direction: Any) -> None:
-    letters = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]  # two more than the limit of the model
+def test_long_text_is_cut_only_on_request(static_server: Server) -> None:
+    letters, remote = [*"abcdefghij"], client(static_server, "mapped")  # two more than the limit of the model
     with pytest.raises(HfHubHTTPError, match="422"):
-        client(static_server, "mapped").feature_extraction(" ".join(letters))
-    refused = httpx.post(
-        f"{static_server.address}/tei/mapped/embed", json={"inputs": [" ".join(letters)], "truncate": False}
-    )
-    assert refused.status_code == 422
-    assert refused.json()["error_type"] == "Validation"
-    assert refused.json()["error"].startswith("inputs[0]: got 0 + 10 = 10, expected at most 8")
-    found = client(static_server, "mapped").feature_extraction(
-        " ".join(letters), truncate=True, truncation_direction=direction
-    )
-    kept = letters[2:] if direction in ("left", "Left") else letters[:8]
-    assert np.array_equal(found, client(static_server, "mapped").feature_extraction(" ".join(kept)))
-
-
-def test_large_batch_equals_single_requests(static_server: Server) -> None:
-    texts = TEXTS * 3000
-    found = client(static_server, "bag").feature_extraction(texts)
-    assert found.shape == (len(texts), WIDTH)
-    assert np.array_equal(found[: len(TEXTS)], client(static_server, "bag").feature_extraction(TEXTS))
-    assert np.array_equal(found[-1:], client(static_server, "bag").feature_extraction(TEXTS[-1]))
+        remote.feature_extraction(" ".join(letters))
+    for direction in (None, "left", "right", "Left", "Right"):
+        options: dict[str, Any] = {"truncate": True, "truncation_direction": direction}
+        kept = letters[2:] if direction in ("left", "Left") else letters[:8]
+        found = remote.feature_extraction(" ".join(letters), **options)
+        assert np.array_equal(found, remote.feature_extraction(" ".join(kept))), direction
 
 
 BAD: list[tuple[str, Any, int, str]] = [
@@ -108,6 +89,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("bag", {}, 422, "inputs is required"),
     ("bag", {"inputs": 5}, 422, "inputs: "),
     *(("bag", {"inputs": [number]}, 422, "inputs[0]: ") for number in (1.5, 99)),
+    ("mapped", {"inputs": ["a " * 10], "truncate": False}, 422, "inputs[0]: got 0 + 10 = 10, expected at most 8"),
     ("bag", {"inputs": "a", "truncate": "yes"}, 422, "truncate: "),
     ("bag", {"inputs": "a", "truncation_direction": "up"}, 422, "truncation_direction: got up, expected Left, Right"),
     ("bag", {"inputs": "a", "normalize": 1}, 422, "normalize: "),
@@ -222,12 +204,6 @@ def test_tokenize_returns_the_tokens_of_the_tokenizer(model_server: Server, mode
     assert httpx.get(f"{model_server.address}/metrics").status_code == 200
 
 
-def test_key_opens_only_its_models(keyed: Keyed) -> None:
-    for headers, status in (({}, 401), (keyed.headers, 403)):
-        answer = httpx.post(f"{keyed.address}/tei/bert/embed", json={"inputs": "a"}, headers=headers)
-        assert (answer.status_code, answer.json()["error_type"]) == (status, "Validation")
-
-
 def test_root_knows_only_the_models_of_a_key(keyed: Keyed) -> None:
     body = {"inputs": "a"}
     for path in ("/", "/embed", "/tokenize"):
@@ -235,4 +211,7 @@ def test_root_knows_only_the_models_of_a_key(keyed: Keyed) -> None:
         assert httpx.post(f"{keyed.address}{path}", json=body).status_code == 401
     answer = httpx.post(f"{keyed.address}/tokenize", json=body, headers=keyed.headers)  # `bert` has a tokenizer
     assert (answer.status_code, "no served model" in answer.json()["error"]) == (404, True)
+    for headers, status in (({}, 401), (keyed.headers, 403)):
+        answer = httpx.post(f"{keyed.address}/tei/bert/embed", json=body, headers=headers)
+        assert (answer.status_code, answer.json()["error_type"]) == (status, "Validation")
     assert httpx.get(keyed.address).headers["Content-Type"] == "application/problem+json"

@@ -1,18 +1,40 @@
-"""The Open Inference Protocol over HTTP. Oracles: tritonclient, and the native API."""
+"""The Open Inference Protocol over HTTP, and the same documents over gRPC. Oracles: tritonclient, the other APIs."""
 
+import base64
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import numpy as np
+import orjson
 import pytest
 import tritonclient.http
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2
 
-from tests.service.api.http.routes.v2_calls import IDS, MIXED, declared, error_of, infer, tensor, vectors_of
-from tests.support.protocols import Clients, native_bytes
+from preblock.service.app import VERSION
+from tests.service.api.http.routes.v2_calls import (
+    IDS,
+    MIXED,
+    NUMPY_TYPES,
+    arrays_of,
+    declared,
+    error_of,
+    infer,
+    infer_binary,
+    outputs,
+    raw,
+    split,
+    tensor,
+    texts,
+    vectors_of,
+)
+from tests.support.open_inference import HEADER_LENGTH, infer_message
+from tests.support.protocols import Clients, RequestRefused, call_grpc, native_bytes
 from tests.support.servers import Server
 
-FLAT = [1, 2, 3, 4, 5, 6]
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "parameters"]
+EXTENSIONS += ["sequence", "sequence(string_id)", "statistics"]
 
 
 @pytest.fixture(scope="module")
@@ -22,165 +44,113 @@ def triton(tiny_server: Server) -> Iterator[Any]:
         yield client
 
 
-def test_server_metadata_names_server_version_and_extension(triton: Any) -> None:
-    metadata = triton.get_server_metadata()
-    assert set(metadata) == {"name", "version", "extensions"}
-    assert metadata["name"] == "preblock"
-    assert metadata["extensions"] == [
-        "binary_tensor_data",
-        "model_configuration",
-        "model_repository",
-        "parameters",
-        "sequence",
-        "sequence(string_id)",
-        "statistics",
-    ]
+def test_server_and_model_are_ready_only_if_served(triton: Any, tiny_clients: Clients) -> None:
+    expected = {"name": "preblock", "version": VERSION, "extensions": EXTENSIONS}
+    assert triton.get_server_metadata() == tiny_clients.grpc.get_server_metadata(as_json=True) == expected
+    for client in (triton, tiny_clients.grpc):
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        for model, version in (("bert", ""), ("bert", "1"), ("bert", "2"), ("gpt", "1")):
+            assert client.is_model_ready(model, version), (client, model, version)
+        for model, version in (("nope", ""), ("bert", "3"), ("bert", "0")):
+            assert not client.is_model_ready(model, version), (client, model, version)
+    assert tiny_clients.http.get("/v2/health/live").json() == {"live": True}
+    assert tiny_clients.http.get("/v2/health/ready").json() == {"ready": True}
+    assert tiny_clients.http.get("/v2/models").json() == {"models": ["bert", "gpt"]}
 
 
-def test_server_is_live_and_ready(triton: Any, tiny_http: httpx.Client) -> None:
-    assert triton.is_server_live()
-    assert triton.is_server_ready()
-    assert tiny_http.get("/v2/health/live").json() == {"live": True}
-    assert tiny_http.get("/v2/health/ready").json() == {"ready": True}
-
-
-@pytest.mark.parametrize(
-    ("model", "version", "ready"),
-    [("bert", "", True), ("bert", "1", True), ("bert", "2", True), ("bert", "3", False), ("nope", "", False)],
-)
-def test_model_is_ready_only_if_served(triton: Any, model: str, version: str, ready: bool) -> None:
-    assert triton.is_model_ready(model, version) is ready
-
-
-def test_model_metadata_describes_every_tensor(triton: Any) -> None:
-    assert triton.get_model_metadata("bert") == {
+def test_model_metadata_describes_every_tensor(triton: Any, tiny_clients: Clients) -> None:
+    ids = ("input_ids", "token_type_ids", "attention_mask")
+    whole = triton.get_model_metadata("bert")
+    assert whole == {
         "name": "bert",
         "versions": ["1", "2"],
         "platform": "onnx_onnxv1",
         "inputs": [
-            {"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]},
-            {"name": "token_type_ids", "datatype": "INT64", "shape": [-1, -1]},
-            {"name": "attention_mask", "datatype": "INT64", "shape": [-1, -1]},
+            *({"name": name, "datatype": "INT64", "shape": [-1, -1]} for name in ids),
             {"name": "offset", "datatype": "INT64", "shape": [-1]},
             {"name": "text", "datatype": "BYTES", "shape": [-1]},
         ],
         "outputs": [
-            {"name": "embeddings", "datatype": "FP32", "shape": [-1, -1, 4]},
-            {"name": "token_embeddings", "datatype": "FP32", "shape": [-1, -1, 4]},
+            {"name": name, "datatype": "FP32", "shape": [-1, -1, 4]} for name in ("embeddings", "token_embeddings")
         ],
     }
+    assert triton.get_model_metadata("bert", "1") == whole | {"versions": ["1"]}
+    for model, version in (("bert", ""), ("bert", "1"), ("gpt", "")):
+        told, http = tiny_clients.grpc.get_model_metadata(model, version), triton.get_model_metadata(model, version)
+        described = [
+            [{"name": t.name, "datatype": t.datatype, "shape": list(t.shape)} for t in tensors]
+            for tensors in (told.inputs, told.outputs)
+        ]
+        assert described == [http["inputs"], http["outputs"]]
+        assert (told.name, list(told.versions), told.platform) == (model, http["versions"], http["platform"])
 
 
-def test_version_metadata_lists_only_its_version(triton: Any) -> None:
-    assert triton.get_model_metadata("bert", "1")["versions"] == ["1"]
+def test_model_config_names_optional_inputs(tiny_clients: Clients) -> None:
+    for path in ("bert", "bert/versions/2"):
+        http = tiny_clients.http.get(f"/v2/models/{path}/config").json()
+        config = tiny_clients.grpc.get_model_config("bert", "2").config
+        assert [(t.name, list(t.dims), t.optional) for t in config.input] == [
+            (t["name"], t["dims"], t["optional"]) for t in http["input"]
+        ]
+        assert [(t.name, list(t.dims)) for t in config.output] == [(t["name"], t["dims"]) for t in http["output"]]
+        assert config.version_policy.WhichOneof("policy_choice") == next(iter(http["version_policy"])) == "all"
+        assert (config.max_batch_size, config.platform) == (http["max_batch_size"], http["platform"])
+        assert all(described["optional"] for described in http["input"])  # ids or text
+    gpt = tiny_clients.http.get("/v2/models/gpt/config").json()["input"]
+    assert [described["name"] for described in gpt if described["optional"]] == ["attention_mask", "offset"]
 
 
-@pytest.mark.parametrize("path", ["/v2/models/nope", "/v2/models/nope/ready", "/v2/models/bert/versions/3", "/v2/nope"])
-def test_unknown_v2_path_is_404(tiny_http: httpx.Client, path: str) -> None:
-    response = tiny_http.get(path)
-    assert response.status_code == 404
-    assert error_of(response)
+def test_index_with_ready_filter_lists_ready_models(tiny_http: httpx.Client) -> None:
+    whole = tiny_http.post("/v2/repository/index").json()
+    assert whole[0] == {"name": "bert", "version": "1", "state": "READY", "reason": ""}
+    for body in ({"ready": True}, {"ready": None}, {"ready": False}, {}):
+        assert tiny_http.post("/v2/repository/index", json=body).json() == whole, body
 
 
-def test_wrong_method_is_405(tiny_http: httpx.Client) -> None:
+def test_statistics_list_batches_up_to_64_rows(tiny_http: httpx.Client) -> None:
+    for rows in (64, 65, 70):
+        tiny_http.post("/models/gpt/embed", json={"input_ids": [[1]] * rows})
+    (stats,) = tiny_http.get("/v2/models/gpt/stats").json()["model_stats"]
+    sizes = {batch["batch_size"]: batch["compute_infer"]["count"] for batch in stats["batch_stats"]}
+    assert max(sizes) == 64
+    assert stats["execution_count"] >= sum(sizes.values()) + 2
+
+
+def test_unknown_v2_path_has_an_error_of_the_protocol(tiny_http: httpx.Client) -> None:
+    for path in ("models/nope/ready", "models/bert/versions/3", "nope"):
+        response = tiny_http.get(f"/v2/{path}")
+        assert (response.status_code, bool(error_of(response))) == (404, True), path
     response = tiny_http.get("/v2/models/bert/infer")
-    assert response.status_code == 405
-    assert response.headers["Allow"] == "POST, OPTIONS"
+    assert (response.status_code, response.headers["Allow"]) == (405, "POST, OPTIONS")
     assert error_of(response) == "GET /v2/models/bert/infer: Method Not Allowed, expected POST"
 
 
-@pytest.mark.parametrize("data", [IDS, FLAT], ids=["nested", "flat"])
-def test_json_data_may_be_nested_or_flat(tiny_http: httpx.Client, tiny_clients: Clients, data: Any) -> None:
-    response = infer(tiny_http, tensor(data=data, shape=[2, 3]))
-    assert vectors_of(response).tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": IDS}).tobytes()
-    assert response.json()["outputs"][0]["shape"] == [2, 3, 4]
+def test_json_data_may_be_nested_or_flat(tiny_clients: Clients) -> None:
+    for data in (IDS, [1, 2, 3, 4, 5, 6]):
+        response = infer(tiny_clients.http, tensor(data=data, shape=[2, 3]))
+        assert vectors_of(response).tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": IDS}).tobytes()
+        assert response.json()["outputs"][0]["shape"] == [2, 3, 4]
 
 
-@pytest.mark.parametrize("id_", ["7", "", "é\u0000\U0001f600", None])
-def test_request_id_is_echoed(tiny_http: httpx.Client, id_: str | None) -> None:
-    document = infer(tiny_http, tensor(), id=id_).json()
-    assert document.get("id") == id_
-    assert ("id" in document) == (id_ is not None)
+def test_response_names_request_and_version(tiny_http: httpx.Client) -> None:
+    for id_ in ("7", "", "é\u0000\U0001f600", None):
+        document = infer(tiny_http, tensor(), id=id_).json()
+        assert (document.get("id"), "id" in document) == (id_, id_ is not None)
+    newest = infer(tiny_http, tensor(), model="bert").json()
+    for version in (1, 2):
+        document = infer(tiny_http, tensor(), model=f"bert/versions/{version}").json()
+        assert (document["model_name"], document["model_version"]) == ("bert", str(version))
+        assert (document["outputs"] == newest["outputs"]) == (version == 2)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_infer_uses_requested_version(tiny_http: httpx.Client, version: int) -> None:
-    document = infer(tiny_http, tensor(), model=f"bert/versions/{version}").json()
-    assert (document["model_name"], document["model_version"]) == ("bert", str(version))
-    same = document["outputs"] == infer(tiny_http, tensor(), model="bert").json()["outputs"]
-    assert same == (version == 2)
-
-
-@pytest.mark.parametrize("outputs", [[], None])
-@pytest.mark.parametrize("model", ["bert", "gpt"])
-def test_omitted_outputs_default_to_all_declared(tiny_http: httpx.Client, model: str, outputs: Any) -> None:
-    declared = [output["name"] for output in tiny_http.get(f"/v2/models/{model}").json()["outputs"]]
-    named = [{"name": name} for name in declared]
-    found = infer(tiny_http, tensor(), model=model, outputs=outputs).json()
-    assert [output["name"] for output in found["outputs"]] == declared == ["embeddings", "token_embeddings"]
-    assert found == infer(tiny_http, tensor(), model=model, outputs=named).json()
-
-
-@pytest.mark.parametrize(
-    ("inputs", "error"),
-    [
-        ([tensor(), tensor()], "inputs.name: got input_ids twice"),
-        ([tensor(), tensor("x")], "inputs.name: got x"),
-        ([tensor("Input_ids")], "inputs.name: got Input_ids"),
-        ([tensor(datatype="INT16")], "input_ids.datatype: got INT16"),
-        ([tensor(datatype="INT32", data=[2**31], shape=[1, 1])], f"input_ids.data[0]: got {2**31}"),
-        ([tensor(datatype=None)], "inputs[0]: got ['input_ids', None]"),
-        ([tensor(data=FLAT, shape=[2, 3, 1])], "input_ids.shape: got [2, 3, 1]"),
-        ([tensor(data=FLAT, shape=[])], "input_ids.shape: got []"),
-        ([tensor(), tensor("offset", [[1]])], "offset.shape: got [1, 1]"),
-        ([tensor(), tensor("offset", 1)], "inputs[1].data: got 1"),
-        ([tensor(), tensor("offset", [])], "offset.shape: got [0]"),
-        ([tensor(data=FLAT, shape=[2, 4])], "input_ids.data: got 6 values"),
-        ([tensor(shape=[-1, 3])], "inputs[0].shape: got [-1, 3]"),
-        ([tensor(shape=[2.0, 3.0])], "inputs[0].shape: got [2.0, 3.0]"),
-        ([tensor(shape=[True, 6])], "inputs[0].shape: got [True, 6]"),
-        ([tensor(shape=None)], "inputs[0].shape: got None"),
-        ([tensor(data=FLAT, shape=[2**32, 2**32])], "input_ids.data: got 6 values"),
-        ([tensor(data=[], shape=[2**40, 0])], f"input_ids.shape: got [{2**40}, 0]"),
-        ([tensor(data=[[1, 2], 3], shape=[1, 3])], "inputs[0].data: got lists beside numbers"),
-        ([tensor(data=[[1, 2], [[3], [4]]], shape=[2, 2])], "inputs[0].data: got lists beside numbers"),
-        ([tensor(data=[[1, 2], [3, 4], [5, 6]], shape=[2, 3])], "inputs[0].data: got nested lists of the sizes [3, 2]"),
-        (
-            [tensor(data=[[[1], [2]], [[3], [4]]], shape=[2, 2])],
-            "inputs[0].data: got nested lists of the sizes [2, 2, 1]",
-        ),
-        ([tensor(data=[[1], [2, 3, 4]], shape=[2, 2])], "inputs[0].data: got nested lists of the sizes [2, 1 to 3]"),
-        ([tensor(data=[[1, 2], []], shape=[1, 2])], "inputs[0].data: got nested lists of the sizes [2, 0 to 2]"),
-        ([tensor(data=None)], "inputs[0].data: got None"),
-        ([tensor(parameters=5)], "inputs[0].parameters: got 5"),
-        ([declared(IDS) | {"data": IDS}], "inputs[0]: got data and binary_data_size"),
-        (["input_ids"], "inputs: got ['input_ids']"),
-        ({}, "inputs: got {}"),
-        (None, "inputs: got nothing"),
-        ([], "inputs: got no input_ids"),
-    ],
-)
-def test_bad_input_tensor_is_rejected(tiny_http: httpx.Client, inputs: Any, error: str) -> None:
-    assert error_of(tiny_http.post("/v2/models/gpt/infer", json={"inputs": inputs})).startswith(error)
-
-
-@pytest.mark.parametrize(
-    ("more", "error"),
-    [
-        ({"outputs": [{"name": "x"}]}, "outputs[0].name: got x"),
-        ({"outputs": [{"name": "embeddings"}] * 2}, "outputs[1].name: got embeddings"),
-        ({"outputs": {"name": "embeddings"}}, "outputs: got {'name': 'embeddings'}"),
-        (
-            {"outputs": [{"name": "embeddings", "parameters": {"binary_data": 1}}]},
-            "outputs[0].parameters.binary_data: got 1",
-        ),
-        ({"parameters": {"binary_data_output": "yes"}}, "parameters.binary_data_output: got yes"),
-        ({"parameters": []}, "parameters: got []"),
-        ({"id": 5}, "id: got 5"),
-    ],
-)
-def test_bad_output_options_are_rejected(tiny_http: httpx.Client, more: dict[str, Any], error: str) -> None:
-    assert error_of(infer(tiny_http, tensor(), **more)).startswith(error)
+def test_omitted_outputs_default_to_all_declared(tiny_http: httpx.Client) -> None:
+    for model in ("bert", "gpt"):
+        declared = [output["name"] for output in tiny_http.get(f"/v2/models/{model}").json()["outputs"]]
+        named = infer(tiny_http, tensor(), model=model, outputs=outputs(*declared)).json()
+        assert [output["name"] for output in named["outputs"]] == declared == ["embeddings", "token_embeddings"]
+        for omitted in (list[Any](), None):
+            assert infer(tiny_http, tensor(), model=model, outputs=omitted).json() == named
 
 
 @pytest.mark.parametrize("binary_in", [False, True])
@@ -197,5 +167,275 @@ def test_tritonclient_response_equals_native_api(
     result = triton.infer("bert", inputs, outputs=[output], request_id="42", model_version="2")
     assert result.as_numpy("embeddings").tobytes() == native_bytes(tiny_clients, "bert", MIXED).tobytes()
     assert result.as_numpy("embeddings").shape == (2, 3, 4)
-    assert result.get_response()["id"] == "42"
-    assert result.get_response()["model_version"] == "2"
+    assert (result.get_response()["id"], result.get_response()["model_version"]) == ("42", "2")
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_json_and_binary_inputs_can_be_mixed(tiny_clients: Clients, reverse: bool) -> None:
+    items = list(MIXED.items())[:: -1 if reverse else 1]
+    expected = native_bytes(tiny_clients, "bert", MIXED).tobytes()
+    for binary in (set[str](), {"input_ids"}, {"offset", "attention_mask"}, {"token_type_ids"}, set(MIXED)):
+        inputs = [declared(data, name) if name in binary else tensor(name, data) for name, data in items]
+        data = b"".join(raw(data) for name, data in items if name in binary)
+        answer = infer_binary(tiny_clients.http, {"inputs": inputs}, data, model="bert")
+        assert vectors_of(answer).tobytes() == expected, binary
+
+
+def test_output_binary_data_overrides_binary_data_output(tiny_clients: Clients) -> None:
+    expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS}).tobytes()
+    for whole in (None, False, True):
+        more: dict[str, Any] = {} if whole is None else {"parameters": {"binary_data_output": whole}}
+        for one in (None, {}, {"binary_data": False}, {"binary_data": True}):
+            more["outputs"] = [{"name": "embeddings"} | ({} if one is None else {"parameters": one})]
+            response = infer(tiny_clients.http, tensor(), **more)
+            assert (HEADER_LENGTH in response.headers) == (one or {}).get("binary_data", bool(whole)), more
+            assert vectors_of(response).tobytes() == expected, more
+
+
+def test_large_response_may_mix_json_and_binary_outputs(model_server: Server) -> None:
+    """The length of the text is told before it: it is computed whole, in a thread."""
+    ids = np.arange(3000).reshape(100, 30)
+    text, data = outputs("token_embeddings", binary_data=False), outputs("embeddings", binary_data=True)
+    with httpx.Client(base_url=model_server.address, timeout=60) as client:
+
+        def ask(wanted: list[dict[str, Any]]) -> tuple[Any, bytes]:
+            asked = {"inputs": [declared(ids)], "outputs": wanted}
+            response = infer_binary(client, asked, raw(ids), model="gpt2-small")
+            length = int(response.headers[HEADER_LENGTH])
+            return orjson.loads(response.content[:length])["outputs"], response.content[length:]
+
+        documents, vectors = ask(text + data)
+        assert [output["shape"] for output in documents] == [[100, 30, 768]] * 2
+        assert (
+            np.array(documents[0]["data"], np.float32).tobytes()
+            == ask(outputs("token_embeddings", binary_data=True))[1]
+        )
+        assert vectors == ask(data)[1]
+
+
+def test_raw_body_is_one_row_with_binary_response(tiny_clients: Clients) -> None:
+    headers = {HEADER_LENGTH: "0", "Content-Type": "application/octet-stream"}
+    document, content = split(tiny_clients.http.post("/v2/models/gpt/infer", content=raw([1, 2, 3]), headers=headers))
+    assert content.startswith(native_bytes(tiny_clients, "gpt", {"input_ids": [[1, 2, 3]]}).tobytes())
+    assert [output["name"] for output in document["outputs"]] == ["embeddings", "token_embeddings"]
+    assert (document["outputs"][0]["shape"], "id" in document) == ([1, 3, 4], False)
+
+
+def test_dtype_parameter_sets_response_datatype(tiny_http: httpx.Client) -> None:
+    for datatype, own in (("FP16", False), ("float16", True), ("BF16", True), ("bfloat16", False)):
+        dtype, shown = ("float16", "FP16") if datatype in ("FP16", "float16") else ("bfloat16", "BF16")
+        headers = {"Accept": "application/octet-stream"}
+        expected = tiny_http.post("/models/gpt/embed", json={"input_ids": IDS, "dtype": dtype}, headers=headers).content
+        more: dict[str, Any] = {"parameters": {"dtype": datatype, "binary_data_output": True}}
+        if own:
+            more = {"outputs": outputs("embeddings", dtype=datatype, binary_data=True)}
+        document, content = split(infer(tiny_http, tensor(), **more))
+        assert (document["outputs"][0]["datatype"], content) == (shown, expected)
+        assert document["outputs"][0]["parameters"]["binary_data_size"] == len(expected)
+    answer = infer(tiny_http, tensor(), parameters={"dtype": "FP16"}, outputs=outputs("embeddings", dtype="FP32"))
+    assert answer.json()["outputs"][0]["datatype"] == "FP32"
+
+
+def test_int32_ids_are_accepted_beside_int64(tiny_clients: Clients) -> None:
+    """Bodies of INT64 and INT32 ids take turns, because a cached layout must not read one as the other."""
+    for ids in ([[1, 2], [3, 4]], [[4, 3], [2, 1]]):
+        expected = native_bytes(tiny_clients, "gpt", {"input_ids": ids}).tobytes()
+        assert vectors_of(infer(tiny_clients.http, tensor(data=ids, datatype="INT32"))).tobytes() == expected
+        for datatype, code in (("INT32", "<i4"), ("INT64", "<i8"), ("INT32", "<i4")):
+            data = np.array(ids, code).tobytes()
+            given = declared(ids, binary_data_size=len(data)) | {"datatype": datatype}
+            asked = {"inputs": [given], "parameters": {"binary_data_output": True}}
+            assert vectors_of(infer_binary(tiny_clients.http, asked, data)).tobytes() == expected
+
+
+@pytest.mark.parametrize("raw_contents", [False, True])
+def test_int32_ids_over_grpc_are_accepted(tiny_clients: Clients, raw_contents: bool) -> None:
+    for ids in ([[1, 2]], [[3, 4]], [[1, 2]]):
+        message = service_pb2.ModelInferRequest(model_name="gpt", outputs=outputs("embeddings"))
+        given = message.inputs.add(name="input_ids", datatype="INT32", shape=[1, 2])
+        if raw_contents:
+            message.raw_input_contents.append(np.array(ids, "<i4").tobytes())
+        else:
+            given.contents.int_contents.extend(ids[0])
+        answer = call_grpc(tiny_clients, "ModelInfer", message)
+        # As in Triton, the answer to typed contents is raw.
+        assert list(answer.raw_output_contents) == [native_bytes(tiny_clients, "gpt", {"input_ids": ids}).tobytes()]
+        assert not answer.outputs[0].HasField("contents")
+
+
+def test_zero_inputs_of_perf_analyzer_are_accepted(tiny_http: httpx.Client) -> None:
+    """perf_analyzer without a data file sends all declared inputs, and requests all declared outputs."""
+    metadata = tiny_http.get("/v2/models/gpt").json()
+    config = tiny_http.get("/v2/models/gpt/config").json()["input"]
+    assert [described["name"] for described in config] == [described["name"] for described in metadata["inputs"]]
+    inputs = []
+    for described in metadata["inputs"]:
+        shape = [1 if size == -1 else size for size in described["shape"]]
+        inputs.append(described | {"shape": shape, "parameters": {"binary_data_size": 8}})
+    wanted = outputs(*(output["name"] for output in metadata["outputs"]), binary_data=True)
+    answer = infer_binary(tiny_http, {"inputs": inputs, "outputs": wanted}, bytes(8 * len(inputs)))
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/octet-stream"), answer.text
+
+
+NULLS: list[dict[str, Any]] = [
+    {"parameters": None},
+    {"id": None, "model_name": None, "parameters": {}},
+    {"parameters": dict.fromkeys(("offset", "dtype", "sequence_id", "binary_data_output", "priority"))},
+    {"parameters": {"headers": None, "unknown": None}},
+    {"outputs": [{"name": "embeddings", "parameters": None}]},
+    {"outputs": outputs("embeddings", binary_data=None, dtype=None)},
+    {"inputs": [tensor(parameters=None)]},
+    {"inputs": [tensor(parameters={"binary_data_size": None, "content_type": None})]},
+    {"field": None},
+]
+
+
+def test_null_field_counts_as_absent(tiny_clients: Clients) -> None:
+    http = tiny_clients.http
+    plain = infer(http, tensor())
+    for nulls in NULLS:
+        response = infer(http, tensor(), **nulls)
+        assert (response.status_code, response.json()) == (200, plain.json()), nulls
+    assert vectors_of(infer_binary(http, {"inputs": [declared(IDS) | {"data": None}]}, raw(IDS))).tobytes() == (
+        vectors_of(plain).tobytes()
+    )
+    message = infer_message([[1, 2]])
+    expected = call_grpc(tiny_clients, "ModelInfer", message)
+    for name in ("offset", "dtype", "headers"):
+        message.parameters[name].SetInParent()
+    assert call_grpc(tiny_clients, "ModelInfer", message) == expected
+
+
+def test_ignored_parameters_are_named_in_the_response(tiny_http: httpx.Client) -> None:
+    unknown = {"max_tokens": 5, "temperature": 0.5, "nested": {"a": [1]}, "timeout": 1}
+    given, wanted = tensor(parameters={"scale": 2.5}), outputs("embeddings", layout="x")
+    document = infer(tiny_http, given, outputs=wanted, parameters=unknown).json()
+    named = "max_tokens, temperature, nested, timeout, inputs[0].parameters.scale, outputs[0].parameters.layout"
+    assert document.pop("parameters") == {"ignored_parameters": named}
+    assert document == infer(tiny_http, tensor()).json()
+    for _ in range(3):  # later ones are prepared
+        asked = {"inputs": [declared(IDS)], "parameters": {"binary_data_output": True, "max_tokens": 5}}
+        header, _ = split(infer_binary(tiny_http, asked, raw(IDS)))
+        assert header["parameters"] == {"ignored_parameters": "max_tokens"}
+
+
+def test_offset_parameter_is_accepted(tiny_clients: Clients) -> None:
+    expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS, "offset": 2}).tobytes()
+    for further in ({}, {"priority": 3, "timeout": 5, "content_type": "np"}):
+        answer = infer(tiny_clients.http, tensor(), parameters={"offset": 2} | further)
+        assert vectors_of(answer).tobytes() == expected
+
+
+def test_wrong_binary_size_over_grpc_is_rejected(tiny_clients: Clients) -> None:
+    message = infer_message([[0, 0]])
+    for size in (8, 24):
+        message.inputs[0].parameters["binary_data_size"].int64_param = size
+        with pytest.raises(RequestRefused, match=rf"binary_data_size: got {size}, expected 16, the bytes of its"):
+            call_grpc(tiny_clients, "ModelInfer", message)
+    message.inputs[0].parameters["binary_data_size"].int64_param = 16
+    assert call_grpc(tiny_clients, "ModelInfer", message).outputs[0].shape == [1, 2, 4]
+
+
+TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve café"]
+ROWS = ("embeddings", "lengths", "next_offset", "truncated", "input_ids", "spans")
+
+
+def native(client: httpx.Client, **fields: Any) -> dict[str, NDArray[Any]]:
+    """Return the outputs of the native API under the same names, of concatenated rows."""
+    asked = fields | {"return_tokens": True, "truncate": "left"}
+    answer = client.post("/models/minilm/embed", json=asked).raise_for_status().json()
+    values = np.frombuffer(base64.b64decode(answer["embeddings"]), "<f4").reshape(-1, answer["shape"][-1])
+    tokens = {name: np.concatenate([np.array(row) for row in answer[name]]) for name in ("input_ids", "spans")}
+    lengths = np.array([len(row) for row in answer["input_ids"]])
+    rows = {name: np.array(answer[name]) for name in ("next_offset", "truncated")}
+    return {"embeddings": values, "lengths": lengths, **rows, **tokens}
+
+
+def check(found: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]]) -> None:
+    assert list(found) == list(ROWS)
+    for name in ROWS:
+        assert np.array_equal(found[name].reshape(expected[name].shape), expected[name]), name
+
+
+@pytest.mark.parametrize("given", [TEXTS, TEXTS[:1], ["one two", "two one"]])
+@pytest.mark.parametrize("binary", [False, True])
+def test_text_from_tritonclient_over_http_equals_native(
+    model_http: httpx.Client, given: list[str], binary: bool
+) -> None:
+    text = tritonclient.http.InferInput("text", [len(given)], "BYTES")
+    text.set_data_from_numpy(np.array([row.encode() for row in given], object), binary_data=binary)
+    wanted = [tritonclient.http.InferRequestedOutput(name, binary_data=binary) for name in ROWS]
+    with tritonclient.http.InferenceServerClient(model_http.base_url.netloc.decode()) as triton:
+        result = triton.infer("minilm", [text], outputs=wanted, parameters={"truncate": "left"})
+    check({name: result.as_numpy(name) for name in ROWS}, native(model_http, text=given))
+    lengths = result.as_numpy("lengths").tolist()
+    shape = (len(given), lengths[0]) if len(set(lengths)) == 1 else (sum(lengths),)
+    assert result.as_numpy("input_ids").shape == shape
+    assert result.as_numpy("spans").shape[:-1] == result.as_numpy("embeddings").shape[:-1] == shape
+
+
+@pytest.mark.parametrize("raw_contents", [False, True])
+def test_text_over_grpc_equals_native(model_clients: Clients, raw_contents: bool) -> None:
+    message = service_pb2.ModelInferRequest(model_name="minilm", outputs=outputs(*ROWS))
+    message.parameters["truncate"].string_param = "left"
+    given = message.inputs.add(name="text", datatype="BYTES", shape=[2])
+    encoded = [text.encode() for text in TEXTS]
+    if raw_contents:
+        message.raw_input_contents.append(b"".join(len(text).to_bytes(4, "little") + text for text in encoded))
+    else:
+        given.contents.bytes_contents.extend(encoded)
+    answer = call_grpc(model_clients, "ModelInfer", message)
+    found = {
+        output.name: np.frombuffer(data, NUMPY_TYPES[output.datatype])
+        for output, data in zip(answer.outputs, answer.raw_output_contents, strict=True)
+    }
+    check(found, native(model_clients.http, text=TEXTS))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_pooling_equals_openai_api(model_http: httpx.Client, pooling: str) -> None:
+    document = {"model": "minilm", "input": TEXTS, "encoding_format": "base64", "pooling": pooling}
+    data = model_http.post("/v1/embeddings", json=document).raise_for_status().json()["data"]
+    expected = np.stack([np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in data])
+    tokens = native(model_http, text=TEXTS)
+    rows = np.split(tokens["input_ids"], np.cumsum(tokens["lengths"])[:-1])
+    of_ids = [tensor(data=[row.tolist()]) for row in rows]
+    for given, vectors in ((texts(TEXTS), expected), *zip(of_ids, expected, strict=True)):
+        answer = infer(model_http, given, model="minilm", parameters={"pooling": pooling})
+        assert arrays_of(answer)["embeddings"].tobytes() == vectors.tobytes()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_long_row_is_truncated_on_request(tiny_http: httpx.Client, side: str) -> None:
+    ids = [[1, 2, 3, 4, 5, 6, 1, 2]]
+    fields = {"input_ids": ids, "truncate": side, "encoding": "float"}
+    expected = tiny_http.post("/models/gpt/embed", json=fields).json()
+    wanted = outputs("embeddings", "truncated", "lengths")
+    found = arrays_of(infer(tiny_http, tensor(data=ids), outputs=wanted, parameters={"truncate": side}))
+    assert np.array_equal(found["embeddings"], np.array(expected["embeddings"], np.float32))
+    assert (found["truncated"].tolist(), found["lengths"].tolist()) == (expected["truncated"], [6])
+
+
+def test_next_offset_continues_the_rows(tiny_http: httpx.Client) -> None:
+    """The header repeats with other offsets, so a cached response would give a wrong output."""
+    offset, steps = np.zeros(2, np.int64), []
+    for step in np.array(IDS).T.reshape(3, 2, 1):
+        wanted = outputs("embeddings", "next_offset", binary_data=True)
+        asked = {"inputs": [declared(step), declared(offset, "offset")], "outputs": wanted}
+        _, content = split(infer_binary(tiny_http, asked, raw(step) + raw(offset)))
+        offset = np.frombuffer(content[-16:], "<i8")
+        steps.append(np.frombuffer(content[:-16], "<f4").reshape(2, 1, 4))
+    assert offset.tolist() == [3, 3]
+    assert np.array_equal(np.concatenate(steps, axis=1), arrays_of(infer(tiny_http, tensor()))["embeddings"])
+
+
+def test_next_offset_over_grpc_is_not_served_from_cache(tiny_clients: Clients) -> None:
+    for ids, mask in (([[1, 2]], None), ([[1, 2]], [[0, 1]]), ([[3, 4]], None)):
+        message = service_pb2.ModelInferRequest(model_name="bert", outputs=outputs("next_offset", "embeddings"))
+        for name, value in (("input_ids", ids), ("attention_mask", mask)):
+            if value is not None:
+                message.inputs.add(name=name, datatype="INT64", shape=[1, 2])
+                message.raw_input_contents.append(raw(value))
+        answer = call_grpc(tiny_clients, "ModelInfer", message)
+        assert [output.name for output in answer.outputs] == ["next_offset", "embeddings"]
+        assert np.frombuffer(answer.raw_output_contents[0], "<i8").tolist() == [2 if mask is None else 1]

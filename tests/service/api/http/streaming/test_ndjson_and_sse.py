@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.support.connections import dial
 from tests.support.protocols import Clients, native_bytes
@@ -72,39 +71,48 @@ def test_each_line_is_answered_before_next_line(tiny_clients: Clients) -> None:
         assert vectors_of(document) == native_bytes(tiny_clients, "bert", fields).tobytes()
 
 
-def test_overlong_line_ends_the_response(tiny_clients: Clients) -> None:
+def test_overlong_line_ends_the_response(tiny_http: httpx.Client) -> None:
     content = b'{"ping": true}\n' + b" " * (16 * 2**20 + 1)
-    answer = tiny_clients.http.post("/models/gpt/decode", content=content, headers=NDJSON)
+    answer = tiny_http.post("/models/gpt/decode", content=content, headers=NDJSON)
     state, error = map(json.loads, answer.text.splitlines())
     assert state == {"next_offset": [0]}
     assert (error["error"]["status"], error["error"]["field"]) == (413, "line")
 
 
-@pytest.mark.parametrize(
-    ("path", "headers", "status", "detail"),
-    [
-        ("nope/decode", NDJSON, 404, "model: got nope"),
-        ("gpt/decode?offset=7", NDJSON, 422, "offset: got 7"),
-        ("gpt/decode?nope=7", NDJSON, 422, "unknown field nope"),
-        ("gpt/decode", {"Content-Type": "text/plain"}, 415, "Content-Type: got text/plain"),
-        ("gpt/decode", NDJSON | {"Content-Encoding": "gzip"}, 415, "Content-Encoding: got gzip"),
-        ("gpt/decode", {"Accept": "application/json"}, 406, "Accept: got application/json"),
-        ("gpt/decode", JSON | {"Accept": "*/*, text/event-stream;q=0"}, 406, "Accept: got */*, text/event-stream;q=0"),
-        ("gpt/decode", EVENTS | NDJSON, 406, "Accept: got text/event-stream"),
-        ("gpt/decode", EVENTS, 400, "body: not valid JSON"),
-    ],
-)
-def test_bad_stream_request_is_rejected_with_status(
-    tiny_clients: Clients, path: str, headers: dict[str, str], status: int, detail: str
-) -> None:
-    answer = tiny_clients.http.post(f"/models/{path}", content=b"", headers=headers)
-    assert (answer.status_code, answer.headers["Content-Type"]) == (status, "application/problem+json")
-    assert answer.json()["detail"].startswith(detail)
+def test_bad_stream_request_is_rejected_with_status(tiny_http: httpx.Client) -> None:
+    ones = b'{"input_ids": [1]}'
+    requests = [
+        ("nope/decode", NDJSON, b"", 404, "model: got nope"),
+        ("gpt/decode?offset=7", NDJSON, b"", 422, "offset: got 7"),
+        ("gpt/decode?nope=7", NDJSON, b"", 422, "unknown field nope"),
+        ("gpt/decode", {"Content-Type": "text/plain"}, b"", 415, "Content-Type: got text/plain"),
+        ("gpt/decode", NDJSON | {"Content-Encoding": "gzip"}, b"", 415, "Content-Encoding: got gzip"),
+        ("gpt/decode", {"Accept": "application/json"}, b"", 406, "Accept: got application/json"),
+        ("gpt/decode", JSON | {"Accept": "*/*, text/event-stream;q=0"}, b"", 406, "Accept: got */*, text/event-stream"),
+        ("gpt/decode", EVENTS | NDJSON, b"", 406, "Accept: got text/event-stream"),
+        ("gpt/decode", EVENTS, b"", 400, "body: not valid JSON"),
+        ("gpt/decode", EVENTS, b'{"input_ids": [7]}', 422, "input_ids[0]: got 7"),
+        ("gpt/decode", EVENTS, b'{"input_ids": []}', 422, "input_ids: got []"),
+        ("gpt/decode?chunk=0", EVENTS, ones, 422, "chunk: got 0"),
+        ("gpt/decode?offset=6", EVENTS, ones, 422, "offset[0] + tokens: got 6 + 1 = 7"),
+        ("gpt/decode?nope=1", EVENTS, ones, 422, "unknown field nope"),
+        (
+            "gpt/decode?input_ids=[1]",
+            EVENTS,
+            ones,
+            422,
+            "input_ids is both in the query and in the body; send it in one",
+        ),
+    ]
+    for path, headers, body, status, detail in requests:
+        answer = tiny_http.post(f"/models/{path}", content=body, headers=headers)
+        assert (answer.status_code, answer.headers["Content-Type"]) == (status, "application/problem+json"), detail
+        assert answer.json()["detail"].startswith(detail)
 
 
-def events_of(clients: Clients, model: str, **fields: Any) -> list[tuple[str, str, Any]]:
+def events_of(http: httpx.Client, model: str, **fields: Any) -> list[tuple[str, str, Any]]:
     """Return name, id and data of every event (WHATWG HTML, section 9.2)."""
-    answer = clients.http.post(f"/models/{model}/decode", json=fields, headers=EVENTS)
+    answer = http.post(f"/models/{model}/decode", json=fields, headers=EVENTS)
     assert answer.status_code == 200, answer.text
     assert answer.headers["Content-Type"].startswith("text/event-stream")
     assert answer.headers["X-Accel-Buffering"] == "no"
@@ -117,72 +125,41 @@ def events_of(clients: Clients, model: str, **fields: Any) -> list[tuple[str, st
     return found
 
 
-@pytest.mark.parametrize(("chunk", "ids"), [(1, ["1", "2", "3", "4", "5"]), (2, ["2", "4", "5"]), (9, ["5"])])
-def test_ids_are_answered_as_events_of_chunk_size(tiny_clients: Clients, chunk: int, ids: list[str]) -> None:
-    *events, end = events_of(tiny_clients, "gpt", input_ids=[1, 2, 3, 4, 5], offset=1, chunk=chunk)
-    assert [(name, number) for name, number, _ in events] == [("message", number) for number in ids]
-    whole = native_bytes(tiny_clients, "gpt", {"input_ids": [1, 2, 3, 4, 5], "offset": 1})
-    assert b"".join(vectors_of(data) for _, _, data in events) == whole.tobytes()
-    assert [data["next_offset"] for _, _, data in events] == [[1 + int(number)] for number in ids]
-    assert end == ("end", "", {"next_offset": [6]})
+def test_ids_are_answered_as_events_of_chunk_size(tiny_clients: Clients) -> None:
+    fields: dict[str, Any] = {"input_ids": [1, 2, 3, 4, 5], "offset": 1}
+    whole = native_bytes(tiny_clients, "gpt", fields)
+    for chunk, ids in ((1, ["1", "2", "3", "4", "5"]), (2, ["2", "4", "5"]), (9, ["5"])):
+        *events, end = events_of(tiny_clients.http, "gpt", chunk=chunk, **fields)
+        assert [(name, number) for name, number, _ in events] == [("message", number) for number in ids]
+        assert b"".join(vectors_of(data) for _, _, data in events) == whole.tobytes()
+        assert [data["next_offset"] for _, _, data in events] == [[1 + int(number)] for number in ids]
+        assert end == ("end", "", {"next_offset": [6]})
+    by_query = tiny_clients.http.post("/models/gpt/decode?chunk=9&input_ids=[1,2,3,4,5]&offset=1", headers=EVENTS)
+    assert json.loads(by_query.text.partition("data: ")[2].partition("\n")[0]) == events[0][2]
 
 
-@pytest.mark.parametrize(
-    "accept",
-    [
-        "text/event-stream, */*",
-        "application/x-ndjson, Text/Event-Stream;q=0.9",
-        "text/event-stream, application/x-ndjson;q=0.9",
-    ],
-)
-def test_body_decides_between_accepted_types(tiny_clients: Clients, accept: str) -> None:
-    headers = JSON | {"Accept": accept}
-    answer = tiny_clients.http.post("/models/gpt/decode", content=b'{"input_ids": [1]}', headers=headers)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["Content-Type"].startswith("text/event-stream")
-    lines = tiny_clients.http.post("/models/gpt/decode", content=b"", headers=NDJSON | {"Accept": accept})
-    assert (lines.status_code, lines.headers["Content-Type"]) == (200, "application/x-ndjson")
+def test_body_decides_between_accepted_types(tiny_http: httpx.Client) -> None:
+    lines, events = "application/x-ndjson", "text/event-stream"
+    for accept in (f"{events}, */*", f"{lines}, Text/Event-Stream;q=0.9", f"{events}, {lines};q=0.9"):
+        for headers, body, media in ((JSON, b'{"input_ids": [1]}', events), (NDJSON, b"", lines)):
+            answer = tiny_http.post("/models/gpt/decode", content=body, headers=headers | {"Accept": accept})
+            assert (answer.status_code, answer.headers["Content-Type"].partition(";")[0]) == (200, media), accept
 
 
 def test_unequal_rows_end_independently(tiny_clients: Clients) -> None:
-    fields = {"input_ids": [[1, 2, 3], [4], [5, 6]], "token_type_ids": [[0, 1, 0], [1], [1, 1]]}
-    *events, end = events_of(tiny_clients, "bert", **fields, offset=[0, 2, 4])
+    fields: dict[str, Any] = {"input_ids": [[1, 2, 3], [4], [5, 6]], "token_type_ids": [[0, 1, 0], [1], [1, 1]]}
+    fields["offset"] = [0, 2, 4]
+    *events, end = events_of(tiny_clients.http, "bert", **fields)
     assert [data.get("lengths") for _, _, data in events] == [None, [1, 0, 1], [1, 0, 0]]
     order = [0, 3, 4, 1, 5, 2]  # where the tokens of the events stand in the rows one after another
-    whole = native_bytes(tiny_clients, "bert", {**fields, "offset": [0, 2, 4]})
+    whole = native_bytes(tiny_clients, "bert", fields)
     assert b"".join(vectors_of(data) for _, _, data in events) == whole[order].tobytes()
     assert end[2] == {"next_offset": [3, 3, 6]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "status", "detail"),
-    [
-        ({"input_ids": [7]}, 422, "input_ids[0]: got 7"),
-        ({"input_ids": []}, 422, "input_ids: got []"),
-        ({"input_ids": [1], "chunk": 0}, 422, "chunk: got 0"),
-        ({"input_ids": [1], "offset": 6}, 422, "offset[0] + tokens: got 6 + 1 = 7"),
-        ({"input_ids": [1], "nope": 1}, 422, "unknown field nope"),
-    ],
-)
-def test_error_before_first_event_has_http_status(
-    tiny_clients: Clients, fields: dict[str, Any], status: int, detail: str
-) -> None:
-    answer = tiny_clients.http.post("/models/gpt/decode", json=fields, headers=EVENTS)
-    assert (answer.status_code, answer.headers["Content-Type"]) == (status, "application/problem+json")
-    assert answer.json()["detail"].startswith(detail)
-
-
-def test_error_after_the_first_event_is_an_event(tiny_clients: Clients) -> None:
-    events = events_of(tiny_clients, "gpt", input_ids=[1, 2, 3], offset=4)
+def test_error_after_the_first_event_is_an_event(tiny_http: httpx.Client) -> None:
+    events = events_of(tiny_http, "gpt", input_ids=[1, 2, 3], offset=4)
     assert [name for name, _, _ in events] == ["message", "message", "error"]
-    problem = tiny_clients.http.post("/models/gpt/embed", json={"input_ids": [3], "offset": 6}).json()
+    problem = tiny_http.post("/models/gpt/embed", json={"input_ids": [3], "offset": 6}).json()
     del problem["request_id"]  # the stream is another request
     assert events[-1][2] == {"error": problem}
-
-
-def test_event_fields_come_from_query_or_body(tiny_clients: Clients) -> None:
-    answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1, 2]}, headers=EVENTS)
-    assert answer.text.count("\ndata: ") == 2
-    assert tiny_clients.http.post("/models/gpt/decode?chunk=2&input_ids=[1,2]", headers=EVENTS).text == answer.text
-    answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1], "chunk": 1}, headers=EVENTS)
-    assert answer.json()["detail"] == "chunk is both in the query and in the body; send it in one of them"

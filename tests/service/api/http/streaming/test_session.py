@@ -1,141 +1,53 @@
-"""Streams of several rows on a real server, in JSON and in frames. Oracle: one call of the native API."""
+"""Decode streams on a real server, in JSON and in frames. Oracles: a native request, the raw tables, the layout."""
 
-import base64
+import asyncio
 import json
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from websockets import ConnectionClosed
-from websockets.sync.client import ClientConnection, connect
+from websockets import ConnectionClosed, InvalidStatus
 
+from preblock.service.api.http.streaming import DecodeSession
+from preblock.service.core.large_bodies import LARGE_BODY_BYTES, MAX_LARGEST_BODIES
+from tests.service.api.http.native_requests import BYTES, ask, told
+from tests.service.api.http.streaming.frames import Ask, StreamAnswer, as_frame, as_text, head, step, stream_of, tell
 from tests.support.decode_protocols import FRAME
-from tests.support.protocols import Clients, Vectors, native_bytes
+from tests.support.engines import open_engine
+from tests.support.protocols import ERROR, STEP, Clients, native_bytes
 from tests.support.scrapes import read_metrics
 
-KINDS = {"rewind": 4, "reorder": 5, "append": 6, "drop": 7, "ping": 8, "close": 9}
-VECTORS, ERROR, STATE, CLOSING = 2, 3, 10, 11
 
-
-@dataclass
-class FrameAnswer:
-    """An answer of either format."""
-
-    kind: str
-    offset: list[int] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    tensors: list[Vectors] = field(default_factory=list)
-    step: int = 0
-    detail: str = ""
-    status: int = 0
-
-
-Ask = Callable[..., FrameAnswer]
-
-
-def text(stream: ClientConnection, **fields: Any) -> FrameAnswer:
-    """Send a message of JSON and read its answer."""
-    stream.send(json.dumps(fields))
-    document = json.loads(stream.recv())
-    step = document.get("step", 0)
-    if "error" in document:
-        return FrameAnswer("error", step=step, detail=document["error"]["detail"], status=document["error"]["status"])
-    offset = document["next_offset"]
-    if "shape" not in document and "outputs" not in document:
-        return FrameAnswer("closing" if "closing" in document else "state", offset, step=step)
-    found = [(document["shape"], document["embeddings"])] if "shape" in document else []
-    found += [(output["shape"], output["data"]) for output in document.get("outputs", {}).values()]
-    tensors = [np.frombuffer(base64.b64decode(data), "<f4").reshape(-1, shape[-1]) for shape, data in found]
-    lengths = document.get("lengths", [found[0][0][1]] * len(offset) if len(found[0][0]) == 3 else [])
-    return FrameAnswer("vectors", offset, lengths, tensors, step)
-
-
-def frame(stream: ClientConnection, **fields: Any) -> FrameAnswer:
-    """Send a frame and read its answer."""
-    number = fields.pop("step", 0)
-    if "input_ids" in fields:
-        rows = fields["input_ids"]
-        names = ("input_ids", "position_ids", "attention_mask", "token_type_ids", "offset")
-        bits = dict(zip(names, (0, 1, 2, 256, 4), strict=True))
-        flags = sum(bits[name] for name in fields)
-        body = b"".join(np.array(flat(fields[name]), "<i8").tobytes() for name in names if name in fields)
-        lengths = np.array([len(row) for row in rows], "<u4")
-        header = FRAME.pack(b"PRBK", 2, 1, flags, number, len(rows), int(lengths.sum()), 0, bytes(3))
-        stream.send(header + body + lengths.tobytes())
-    else:
-        ((name, value),) = fields.items()
-        values = [] if value is True else value
-        header = FRAME.pack(b"PRBK", 2, KINDS[name], 0, number, len(values), 0, 0, bytes(3))
-        stream.send(header + np.array(values, "<i8").tobytes())
-    return read(stream.recv())
-
-
-def flat(values: list[Any]) -> list[int]:
-    return [value for row in values for value in (row if isinstance(row, list) else [row])]
-
-
-def read(answer: Any) -> FrameAnswer:
-    """Read a frame as `docs/decode.md` describes it."""
-    magic, version, kind, flags, step, rows, tokens, dtype, last = FRAME.unpack_from(answer)
-    assert (magic, version, flags) == (b"PRBK", 2, 0)
-    body = answer[FRAME.size :]
-    if kind == ERROR:
-        problem = json.loads(body)
-        return FrameAnswer("error", step=step, detail=problem["detail"], status=problem["status"])
-    offset = list(struct.unpack_from(f"<{rows}q", body))
-    body = body[8 * rows :]
-    if kind != VECTORS:
-        assert kind in (STATE, CLOSING)
-        return FrameAnswer({STATE: "state", CLOSING: "closing"}[kind], offset, step=step, detail=body.decode())
-    assert dtype == 1
-    lengths = list(struct.unpack_from(f"<{rows}I", body))
-    widths = struct.unpack_from(f"<{last[0]}I", body, 4 * rows)
-    assert sum(lengths) == tokens
-    at, tensors = 4 * rows + 4 * len(widths), []
-    for width in widths:
-        tensors.append(np.frombuffer(body, "<f4", tokens * width, at).reshape(tokens, width))
-        at += 4 * tokens * width
-    assert at == len(body)
-    return FrameAnswer("vectors", offset, lengths, tensors, step)
-
-
-@pytest.fixture(params=[text, frame])
-def ask(request: pytest.FixtureRequest) -> Ask:
+@pytest.fixture(params=[as_text, as_frame])
+def send(request: pytest.FixtureRequest) -> Ask:
     asked: Ask = request.param
     return asked
 
 
-def stream_of(clients: Clients, model: str, query: str = "") -> ClientConnection:
-    return connect(f"{clients.socket}/models/{model}/decode{query}", max_size=None)
-
-
-def expect(clients: Clients, answer: FrameAnswer, **fields: Any) -> None:
+def expect(clients: Clients, answer: StreamAnswer, **fields: Any) -> None:
     """Compare the vectors of an answer with those of one request."""
     assert answer.kind == "vectors", answer
     assert answer.tensors[0].tobytes() == native_bytes(clients, "bert", fields).tobytes()
 
 
-def test_rows_survive_rewind_reorder_and_resize(tiny_clients: Clients, ask: Ask) -> None:
-    with stream_of(tiny_clients, "bert", "?offset=[0,2,0]") as stream:
-        answer = ask(stream, input_ids=[[1, 2], [3], [4, 5, 6]])
+def test_rows_survive_rewind_reorder_and_resize(tiny_clients: Clients, send: Ask) -> None:
+    with stream_of(tiny_clients, "bert?offset=[0,2,0]") as stream:
+        answer = send(stream, input_ids=[[1, 2], [3], [4, 5, 6]])
         assert (answer.offset, answer.lengths) == ([2, 3, 3], [2, 1, 3])
         expect(tiny_clients, answer, input_ids=[[1, 2], [3], [4, 5, 6]], offset=[0, 2, 0])
-        answer = ask(stream, input_ids=[[7], [], [8]])
+        answer = send(stream, input_ids=[[7], [], [8]])
         assert (answer.offset, answer.lengths) == ([3, 3, 4], [1, 0, 1])
         expect(tiny_clients, answer, input_ids=[[7], [8]], offset=[2, 3])
-        assert ask(stream, reorder=[2, 0, 0]) == FrameAnswer("state", [4, 3, 3])
-        assert ask(stream, rewind=[2, 3, 1]) == FrameAnswer("state", [2, 3, 1])
-        answer = ask(stream, input_ids=[[1], [2], [3]])
-        assert (answer.offset, answer.lengths) == ([3, 4, 2], [1, 1, 1])
-        expect(tiny_clients, answer, input_ids=[[1], [2], [3]], offset=[2, 3, 1])
-        assert ask(stream, append=[6, 0]) == FrameAnswer("state", [3, 4, 2, 6, 0])
-        assert ask(stream, drop=[0, 2]) == FrameAnswer("state", [4, 6, 0])
-        expect(tiny_clients, ask(stream, input_ids=[[9], [9], [9]]), input_ids=[[9], [9], [9]], offset=[4, 6, 0])
-        assert ask(stream, ping=True) == FrameAnswer("state", [5, 7, 1])
-        closing = ask(stream, close=True)
+        assert send(stream, reorder=[2, 0, 0]) == StreamAnswer("state", [4, 3, 3])
+        assert send(stream, rewind=[2, 3, 1]) == StreamAnswer("state", [2, 3, 1])
+        expect(tiny_clients, send(stream, input_ids=[[1], [2], [3]]), input_ids=[[1], [2], [3]], offset=[2, 3, 1])
+        assert send(stream, append=[6, 0]) == StreamAnswer("state", [3, 4, 2, 6, 0])
+        assert send(stream, drop=[0, 2]) == StreamAnswer("state", [4, 6, 0])
+        expect(tiny_clients, send(stream, input_ids=[[9], [9], [9]]), input_ids=[[9], [9], [9]], offset=[4, 6, 0])
+        assert send(stream, ping=True) == StreamAnswer("state", [5, 7, 1])
+        closing = send(stream, close=True)
         assert (closing.kind, closing.offset) == ("closing", [5, 7, 1])
         with pytest.raises(ConnectionClosed) as closed:
             stream.recv()
@@ -143,61 +55,38 @@ def test_rows_survive_rewind_reorder_and_resize(tiny_clients: Clients, ask: Ask)
     assert (closed.value.rcvd.code, json.loads(closed.value.rcvd.reason)["next_offset"]) == (1000, [5, 7, 1])
 
 
-def test_segments_masks_and_positions_work_in_every_format(tiny_clients: Clients, ask: Ask) -> None:
-    with stream_of(tiny_clients, "bert", "?rows=2") as stream:
-        fields = {"input_ids": [[1, 2], [3]], "token_type_ids": [[0, 1], [1]], "attention_mask": [[0, 1], [1]]}
-        answer = ask(stream, **fields, offset=[0, 0])
+def test_every_input_and_output_works_in_every_format(tiny_clients: Clients, send: Ask) -> None:
+    ids, segments = [[1, 2], [3]], [[0, 1], [1]]
+    with stream_of(tiny_clients, "bert?rows=2&output=embeddings,token_embeddings") as stream:
+        fields: dict[str, Any] = {"input_ids": ids, "token_type_ids": segments, "attention_mask": [[0, 1], [1]]}
+        answer = send(stream, **fields, offset=[0, 0])
         expect(tiny_clients, answer, **fields)
         assert answer.offset == [1, 1]
-        fields = {"input_ids": [[1, 2], [3]], "token_type_ids": [[0, 1], [1]], "position_ids": [[5, 2], [7]]}
-        expect(tiny_clients, ask(stream, **fields), **fields)
-        assert ask(stream, ping=True).offset == [6, 8]
+        fields = {"input_ids": ids, "token_type_ids": segments, "position_ids": [[5, 2], [7]]}
+        answer = send(stream, **fields)
+        expect(tiny_clients, answer, **fields)
+        lookup = ask(tiny_clients.http, "bert", BYTES, output="token_embeddings", **fields)
+        assert answer.tensors[1].tobytes() == lookup.content
+        assert send(stream, ping=True).offset == [6, 8]
 
 
-def test_step_returns_requested_outputs(tiny_clients: Clients, ask: Ask) -> None:
-    fields = {"input_ids": [[1, 2], [3]], "offset": [1, 0]}
-    with stream_of(tiny_clients, "bert", "?offset=[1,0]&output=token_embeddings,embeddings") as stream:
-        answer = ask(stream, input_ids=fields["input_ids"])
-    lookup = tiny_clients.http.post(
-        "/models/bert/embed",
-        json=fields | {"output": "token_embeddings"},
-        headers={"Accept": "application/octet-stream"},
-    )
-    assert [tensor.tobytes() for tensor in answer.tensors] == [
-        lookup.content,
-        native_bytes(tiny_clients, "bert", fields).tobytes(),
-    ]
-
-
-def test_repeated_step_is_answered_again(tiny_clients: Clients, ask: Ask) -> None:
-    with stream_of(tiny_clients, "gpt", "?rows=2") as stream:
-        first, again = (ask(stream, input_ids=[[1], [2, 3]], offset=[0, 0], step=7) for _ in range(2))
+def test_repeated_step_is_answered_again(tiny_clients: Clients, send: Ask) -> None:
+    with stream_of(tiny_clients, "gpt?rows=0") as stream:
+        assert send(stream, drop=[0]).detail == "drop[0]: got 0, expected nothing, since the stream has no rows"
+        assert send(stream, append=[0, 0]).offset == [0, 0]
+        first, again = (send(stream, input_ids=[[1], [2, 3]], offset=[0, 0], step=7) for _ in range(2))
         assert (first.step, first.offset, again.offset) == (7, [1, 2], [1, 2])
         assert first.tensors[0].tobytes() == again.tensors[0].tobytes()
-        assert [ask(stream, append=[5], step=8) for _ in range(2)] == [FrameAnswer("state", [1, 2, 5], step=8)] * 2
-        conflict = ask(stream, append=[4], step=8)
-        assert (conflict.status, conflict.step, conflict.detail) == (
-            409,
-            8,
-            "step: got 8, expected more than 8, or 8 again with the same content",
-        )
-        assert ask(stream, input_ids=[[1], [1], [1]], step=9).offset == [2, 3, 6]
-
-
-def test_full_stream_stays_open_for_rewind(tiny_clients: Clients, ask: Ask) -> None:
-    with stream_of(tiny_clients, "gpt", "?offset=[4,0]") as stream:
-        assert ask(stream, input_ids=[[1, 2], [1]]).offset == [6, 1]
-        refused = ask(stream, input_ids=[[1], [1]])
-        assert refused.detail == "offset[0] + tokens: got 6 + 1 = 7, expected at most 6, the max_len of this model"
-        assert ask(stream, input_ids=[[], [1]]).offset == [6, 2]
-        assert ask(stream, rewind=[5, 2]).offset == [5, 2]
-        assert ask(stream, input_ids=[[1], [1]]).offset == [6, 3]
+        assert [send(stream, append=[5], step=8) for _ in range(2)] == [StreamAnswer("state", [1, 2, 5], step=8)] * 2
+        conflict = send(stream, append=[4], step=8)
+        assert (conflict.status, conflict.step) == (409, 8)
+        assert conflict.detail == "step: got 8, expected more than 8, or 8 again with the same content"
+        assert send(stream, input_ids=[[1], [1], [1]], step=9).offset == [2, 3, 6]
 
 
 def test_first_message_can_open_the_stream(tiny_clients: Clients) -> None:
     with stream_of(tiny_clients, "gpt") as stream:
-        stream.send(json.dumps({"open": {"offset": [1, 2], "output": ["embeddings", "token_embeddings"]}}))
-        assert json.loads(stream.recv()) == {
+        assert tell(stream, open={"offset": [1, 2], "output": ["embeddings", "token_embeddings"]}) == {
             "model": "gpt",
             "version": 1,
             "identity": tiny_clients.http.get("/models/gpt").json()["identity"],
@@ -206,45 +95,28 @@ def test_first_message_can_open_the_stream(tiny_clients: Clients) -> None:
             "indices": [],
             "next_offset": [1, 2],
         }
-        answer = text(stream, input_ids=[[1], [2]])
+        answer = as_text(stream, input_ids=[[1], [2]])
         assert (answer.offset, len(answer.tensors)) == ([2, 3], 2)
+        assert as_text(stream, open={"rows": 2}).status == 409
+    with stream_of(tiny_clients, "gpt?rows=3&output=token_embeddings&dtype=float16") as stream:
+        assert tell(stream, open={"offset": 2, "encoding": "float"})["next_offset"] == [2, 2, 2]
+        answer = tell(stream, input_ids=[[1], [2], [3]])
+    fields: dict[str, Any] = {"input_ids": [[1], [2], [3]], "output": "token_embeddings", "dtype": "float16"}
+    assert answer == told(tiny_clients.http, "gpt", offset=2, encoding="float", **fields)
 
 
-@pytest.mark.parametrize("first", ['{"open": {}}', '{"ping": true}'])
-def test_later_open_message_is_refused(tiny_clients: Clients, first: str) -> None:
-    with stream_of(tiny_clients, "gpt", "?offset=5") as stream:
-        stream.send(first)
-        assert json.loads(stream.recv())["next_offset"] == [5]
-        refused = text(stream, open={"rows": 2})
-        assert (refused.status, refused.detail) == (409, "an open message must be the first message of its stream")
-        assert text(stream, ping=True).offset == [5]
-
-
-def test_open_message_adds_to_the_query(tiny_clients: Clients) -> None:
-    with stream_of(tiny_clients, "gpt", "?rows=3&output=token_embeddings&dtype=float16") as stream:
-        stream.send('{"open": {"offset": 2, "encoding": "float"}}')
-        assert json.loads(stream.recv())["next_offset"] == [2, 2, 2]
-        stream.send('{"input_ids": [[1], [2], [3]]}')
-        answer = json.loads(stream.recv())
-    fields = {"input_ids": [[1], [2], [3]], "offset": 2, "output": "token_embeddings", "dtype": "float16"}
-    assert answer == tiny_clients.http.post("/models/gpt/embed", json=fields | {"encoding": "float"}).json()
-
-
-@pytest.mark.parametrize(
-    ("fields", "detail"),
-    [
+def test_bad_open_message_leaves_stream_unchanged(tiny_clients: Clients) -> None:
+    messages: list[tuple[dict[str, Any], str]] = [
         ({"open": {"rows": -1}}, "rows: got -1, expected a number of rows"),
         ({"open": {"offset": 3}}, "offset is both in the query and in the open message; send it in one of them"),
         ({"open": {"nope": 1}}, "unknown field nope"),
         ({"open": []}, "open: got [], expected a JSON object"),
         ({"open": {}, "step": 1}, "unknown field step"),
-    ],
-)
-def test_bad_open_message_leaves_stream_unchanged(tiny_clients: Clients, fields: dict[str, Any], detail: str) -> None:
-    with stream_of(tiny_clients, "gpt", "?offset=5") as stream:
-        assert text(stream, **fields).detail.startswith(detail)
-        stream.send('{"open": {"rows": 2}}')
-        assert json.loads(stream.recv())["next_offset"] == [5, 5]
+    ]
+    with stream_of(tiny_clients, "gpt?offset=5") as stream:
+        for fields, detail in messages:
+            assert as_text(stream, **fields).detail.startswith(detail)
+        assert tell(stream, open={"rows": 2})["next_offset"] == [5, 5]
 
 
 def test_pipelined_messages_are_answered_in_order(tiny_clients: Clients) -> None:
@@ -256,25 +128,174 @@ def test_pipelined_messages_are_answered_in_order(tiny_clients: Clients) -> None
     assert offsets == [[2], [0]] * 500
 
 
-def test_stream_without_rows_accepts_append(tiny_clients: Clients, ask: Ask) -> None:
-    with stream_of(tiny_clients, "gpt", "?rows=0") as stream:
-        assert ask(stream, ping=True).offset == []
-        assert ask(stream, drop=[0]).detail == "drop[0]: got 0, expected nothing, since the stream has no rows"
-        assert ask(stream, append=[0, 3]).offset == [0, 3]
-        assert ask(stream, input_ids=[[1], [1]]).offset == [1, 4]
-
-
 def test_successful_operations_are_counted(counted_clients: Clients) -> None:
     def counts() -> dict[str, float]:
         name = "preblock_stream_operations_total", "gpt"
         return {labels[2]: value for labels, value in read_metrics(counted_clients.http).items() if labels[:2] == name}
 
     with stream_of(counted_clients, "gpt") as stream:
-        text(stream, input_ids=[1])
-        text(stream, rewind=[0])
+        as_text(stream, input_ids=[1])
+        as_text(stream, rewind=[0])
         before = counts()
-        text(stream, input_ids=[1])
-        text(stream, input_ids=[7])
-        frame(stream, rewind=[0])
+        as_text(stream, input_ids=[1])
+        as_text(stream, input_ids=[7])
+        as_frame(stream, rewind=[0])
         after = counts()
     assert (after["step"] - before["step"], after["rewind"] - before["rewind"]) == (1, 1)
+
+
+@pytest.mark.parametrize("model", ["gpt2-small", "minilm", "transformer-base"])
+def test_decode_steps_equal_one_call_bit_for_bit(model_clients: Clients, model: str) -> None:
+    ids = np.random.default_rng(0).integers(0, 30000, 30)
+    expected = native_bytes(model_clients, model, {"input_ids": ids.tolist()}).tobytes()
+    for kinds in ([as_text], [as_frame], [as_text, as_frame]):
+        with stream_of(model_clients, model) as stream:
+            parts = [
+                kinds[number % len(kinds)](stream, input_ids=[part.tolist()]).tensors[0]
+                for number, part in enumerate(np.split(ids, [1, 2, 7, 8, 28]))
+            ]
+        assert np.concatenate(parts).tobytes() == expected
+
+
+def test_decode_frame_has_documented_layout(tiny_clients: Clients, tiny_tables: dict[str, Any]) -> None:
+    with stream_of(tiny_clients, "gpt?offset=3") as stream:
+        stream.send(step([[4, 5]], number=0xFFFFFFFE))
+        frame = stream.recv()
+    expected = tiny_tables["tokens"][[4, 5]] + tiny_tables["positions"][[3, 4]]
+    assert frame == (
+        b"PRBK"  # magic
+        + bytes([2, 2, 0, 0])  # version 2, kind vectors, flags 0
+        + struct.pack("<III", 0xFFFFFFFE, 1, 2)  # step, rows, tokens
+        + bytes([1, 1, 0, 0])  # float32, one output
+        + struct.pack("<q", 5)  # next offset
+        + struct.pack("<I", 2)  # length of the row
+        + struct.pack("<I", 4)  # width
+        + expected.tobytes()
+    )
+
+
+def test_query_selects_offset_dtype_and_version(tiny_clients: Clients) -> None:
+    fields: dict[str, Any] = {"input_ids": [1, 2], "offset": 2}
+    for dtype, code in (("float32", 1), ("float16", 2), ("bfloat16", 3)):
+        content = ask(tiny_clients.http, "gpt", BYTES, **fields, dtype=dtype).content
+        with stream_of(tiny_clients, f"gpt?dtype={dtype}&offset=[2]") as stream:
+            answer = tell(stream, input_ids=[1, 2])
+            assert answer == told(tiny_clients.http, "gpt", **fields, dtype=dtype)
+            tell(stream, rewind=2)
+            stream.send(step([[1, 2]]))
+            frame: Any = stream.recv()
+        assert (frame[20], frame[FRAME.size + 16 :]) == (code, content)
+    for version in (1, 2):
+        with stream_of(tiny_clients, f"bert/versions/{version}") as stream:
+            assert tell(stream, input_ids=[1])["version"] == version
+
+
+BAD_TEXT = [
+    ("", "body: not valid JSON"),
+    ("[1]", "body: got a JSON list"),
+    ("[" * 100_000, "body: not valid JSON (depth limit exceeded"),
+    ("{}", "input_ids: got None"),
+    ('{"input_ids": [[]]}', "input_ids[0]: got an empty row"),
+    ('{"input_ids": [[1], [2]]}', "input_ids: got 2 rows"),
+    ('{"input_ids": [7]}', "input_ids[0]: got 7"),
+    ('{"input_ids": [1], "offset": 2}', "offset[0]: got 2"),
+    ('{"input_ids": [1], "offset": [1, 1]}', "offset: got 2 values"),
+    ('{"input_ids": [1], "attention_mask": [2]}', "attention_mask[0]: got 2"),
+    ('{"input_ids": [1], "text": "a"}', "unknown field text"),
+    ('{"input_ids": [1], "ping": true}', "unknown field input_ids"),
+    ('{"input_ids": [1], "step": -1}', "step: got -1"),
+    ('{"input_ids": [1], "step": 4294967296}', "step: got 4294967296"),
+    ('{"input_ids": [1], "step": true}', "step: got True"),
+    ('{"rewind": [0, 0]}', "rewind: got 2 values"),
+    ('{"rewind": "0"}', "rewind: got '0'"),
+    ('{"rewind": [9223372036854775808]}', "rewind[0]: got 9223372036854775808"),
+    ('{"reorder": 0}', "reorder: got 0"),
+    ('{"append": [7]}', "append: got 7"),
+    ('{"ping": 1}', "ping: got 1"),
+    ('{"open": {}}', "an open message must be the first message of its stream"),
+    ('{"input_ids": [1], "token_type_ids": [0]}', "token_type_ids is not an input: this model has no segments"),
+    ('{"input_ids": [0, 0, 0, 0, 0, 0]}', "offset[0] + tokens: got 1 + 6 = 7"),
+]
+BAD_FRAMES = [
+    (step([[1]], 77, version=1), "frame: got magic b'PRBK', version 1"),
+    (head(0, 1, 1, 77) + step([[1]])[FRAME.size :], "kind: got 0"),
+    (head(STEP, 1, 1, 77, flags=8) + step([[1]])[FRAME.size :], "flags, dtype and last bytes: got 8, 0 and 000000"),
+    (head(STEP, number=77), "input_ids: got 0 rows"),
+    (head(STEP, 1, 1, 77) + bytes(8) + b"\2\0\0\0", "lengths: got 2 tokens in all"),
+    (step([[-1]], 77), "input_ids[0][0]: got -1"),
+    (step([[0] * 6], 77), "offset[0] + tokens: got 1 + 6 = 7"),
+]
+
+
+def test_bad_message_leaves_decode_stream_usable(tiny_clients: Clients) -> None:
+    both = native_bytes(tiny_clients, "gpt", {"input_ids": [3, 5]}).tobytes()
+    with stream_of(tiny_clients, "gpt") as stream:
+        first = as_text(stream, input_ids=[[3]])
+        for text, detail in BAD_TEXT:
+            stream.send(text)
+            error = json.loads(stream.recv())
+            assert list(error) == ["error"], text
+            assert error["error"]["detail"].startswith(detail), text
+            assert error["error"]["status"] in (400, 409, 422)
+        for frame, detail in BAD_FRAMES:
+            stream.send(frame)
+            answer: Any = stream.recv()
+            assert answer[: FRAME.size] == head(ERROR, number=77)
+            assert json.loads(answer[FRAME.size :])["detail"].startswith(detail), frame
+        second = as_frame(stream, input_ids=[[5]])
+    assert np.concatenate([*first.tensors, *second.tensors]).tobytes() == both
+
+
+def test_bad_decode_handshake_is_rejected(tiny_clients: Clients) -> None:
+    requests = [
+        ("nope?", 404, "model: got nope"),
+        ("gpt?offset=7", 422, "offset: got 7"),
+        ("gpt?offset=9223372036854775807", 422, "offset: got 9223372036854775807"),
+        ("gpt?offset=1.0", 422, "offset: got 1.0"),
+        ("gpt?offset=[0,7]", 422, "offset[1]: got 7"),
+        ("gpt?offset=[0,1]&rows=3", 422, "offset: got 2 values"),
+        ("gpt?rows=-1", 422, "rows: got -1"),
+        ("gpt?rows=1000000000000", 413, "rows: got 1000000000000 rows"),
+        ("gpt?output=rotary_cos", 422, "output: got rotary_cos"),
+        ("gpt?output=embeddings,embeddings", 422, "output: got"),
+        ("gpt?offset=x", 400, "offset: got x"),
+        ("gpt?offset=1&offset=2", 422, "the query has 2 values of offset; send one"),
+        ("gpt?dtype=int8", 422, "dtype: got int8"),
+        ("gpt?encoding=hex", 422, "encoding: got hex"),
+        ("gpt?nope=1", 422, "unknown field nope"),
+    ]
+    for path, status, detail in requests:
+        with pytest.raises(InvalidStatus) as refused:
+            stream_of(tiny_clients, path)
+        response = refused.value.response
+        assert response.status_code == status, path
+        assert response.headers["Content-Type"] == "application/problem+json"
+        assert json.loads(response.body or b"")["detail"].startswith(detail), path
+
+
+SMALL_TEXT, SMALL_FRAME = b'{"input_ids": [1, 2]}', step([[]])
+SETTINGS: dict[str, Any] = {"max_body_bytes": LARGE_BODY_BYTES, "queue_timeout_seconds": 0.05}
+
+
+@pytest.mark.parametrize("kind", ["text", "frame"])
+def test_only_large_decode_message_waits_for_memory(kind: str, tiny_repository: Path) -> None:
+    async def scenario() -> tuple[bytes, bytes, bytes]:
+        with open_engine(tiny_repository, **SETTINGS) as engine:
+            session = DecodeSession(engine, engine.repository.get("gpt"), {})
+            answer = session.answer_text if kind == "text" else session.answer_frame
+            small = SMALL_TEXT if kind == "text" else SMALL_FRAME
+            large = small.ljust(LARGE_BODY_BYTES) if kind == "text" else small + bytes(LARGE_BODY_BYTES)
+            held = await engine.limits.bodies.reserve(MAX_LARGEST_BODIES * LARGE_BODY_BYTES)
+            answers = await answer(small), await answer(large)
+            engine.limits.bodies.release(held)
+            return *answers, await answer(large)
+
+    small, waited, after = asyncio.run(scenario())
+    message = b"The body waited 0.05 s for other large request bodies. Retry later."
+    assert message not in small
+    assert message in waited
+    assert message not in after
+    if kind == "text":
+        assert json.loads(waited)["error"]["status"] == 503
+        assert json.loads(waited)["error"]["retry_after"] == 1
+        assert json.loads(after)["next_offset"] == [4]

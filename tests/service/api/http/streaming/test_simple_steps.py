@@ -19,12 +19,13 @@ from preblock.service.runtime.model import ServedModel, TokenModel
 from preblock.service.runtime.ngram_ids import open_ngram_ids
 from preblock.service.runtime.ngram_rows import open_ngram_rows
 from preblock.service.runtime.table_memory import TableMemory
+from tests.service.api.http.streaming.frames import APPEND, DROP, REORDER, REWIND, operation, step
 from tests.support.artifacts import copy_artifact
-from tests.support.decode_protocols import FRAME
 from tests.support.engines import open_engine
+from tests.support.protocols import ERROR
 
 END = 2
-STEP, ERROR, REWIND, REORDER, APPEND, DROP = 1, 3, 4, 5, 6, 7
+NGRAMS = {"output": ["ngram_embeddings"]}
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +57,6 @@ def narrow(model: ServedModel, folder: Path, dtype: str) -> TokenModel:
     manifest = Manifest.model_validate(model.manifest.model_dump() | {"ngram_tables": tables})
     ids = open_ngram_ids(manifest, model.sessions["ngram.ids.onnx"])
     return replace(model, manifest=manifest, ngrams=open_ngram_rows(folder, manifest, ids, TableMemory(), {}))
-
-
-def step(ids: list[list[int]], number: int = 0, version: int = 2) -> bytes:
-    values, lengths = np.concatenate(ids, dtype="<i8"), [len(row) for row in ids]
-    header = FRAME.pack(b"PRBK", version, STEP, 0, number, len(ids), len(values), 0, bytes(3))
-    return header + values.tobytes() + struct.pack(f"<{len(ids)}I", *lengths)
-
-
-def operation(kind: int, *values: int, context: tuple[int, ...] = ()) -> bytes:
-    header = FRAME.pack(b"PRBK", 2, kind, 8 if context else 0, 0, len(values), 0, 0, bytes(3))
-    return header + np.array((*values, *context), "<i8").tobytes()
 
 
 def open_session(engine: Engine, **fields: Any) -> DecodeSession:
@@ -111,7 +101,7 @@ def test_simple_steps_have_the_frames_of_general_ones(outputs: list[str], dtype:
     changes = [
         (operation(REWIND, 8, 1), 2),
         (operation(REORDER, 1, 0, 1), 3),
-        (operation(APPEND, 6, context=context), 4),
+        (operation(APPEND, 6, flags=8 if context else 0, context=context), 4),
         (operation(DROP, 0), 3),
         (operation(REWIND, 0), 3),
     ]
@@ -127,24 +117,19 @@ def test_simple_steps_have_the_frames_of_general_ones(outputs: list[str], dtype:
     assert answer_simple(fast, step([[4]] * 3)) == answer(general, step([[4]] * 3))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "outputs", "code"),
-    [
+def test_simple_steps_hold_rows_of_narrow_types(engine: Engine, root: Path) -> None:
+    for dtype, outputs, code in (
         ("bfloat16", ["ngram_embeddings"], 3),
         ("float16", ["ngram_embeddings"], 2),
         ("float8_e4m3fn", ["ngram_embeddings"], 5),
         ("float8_e4m3fn", ["ngram_embeddings", "ngram_scales"], 255),
-    ],
-)
-def test_simple_steps_hold_rows_of_narrow_types(
-    dtype: str, outputs: list[str], code: int, engine: Engine, root: Path
-) -> None:
-    model = narrow(engine.repository.get("ngrams"), root / "ngrams" / "1", dtype)
-    fast, general = (DecodeSession(engine, model, {"output": outputs, "dtype": "stored"}) for _ in range(2))
-    for ids in ([5, 6], [7], [END, 8, 9]):
-        found = answer_simple(fast, step([ids]))
-        assert found == answer(general, step([ids]))
-        assert (found[20], len(found) > 2 * 4 * 64 * len(ids)) == (code, True)
+    ):
+        model = narrow(engine.repository.get("ngrams"), root / "ngrams" / "1", dtype)
+        fast, general = (DecodeSession(engine, model, {"output": outputs, "dtype": "stored"}) for _ in range(2))
+        for ids in ([5, 6], [7], [END, 8, 9]):
+            found = answer_simple(fast, step([ids]))
+            assert found == answer(general, step([ids]))
+            assert (found[20], len(found) > 2 * 4 * 64 * len(ids)) == (code, True)
 
 
 def test_simple_steps_without_micro_batches_have_the_same_frames(tmp_path: Path) -> None:
@@ -158,7 +143,7 @@ def test_simple_steps_without_micro_batches_have_the_same_frames(tmp_path: Path)
 
 
 def test_repeated_simple_step_sees_the_history_before_it(engine: Engine) -> None:
-    session = open_session(engine, output=["ngram_embeddings"])
+    session = open_session(engine, **NGRAMS)
     answer_simple(session, step([[5, 6]]))
     first = answer_simple(session, step([[7]], 1))
     assert session.begin(step([[7]], 1)) is None
@@ -166,49 +151,27 @@ def test_repeated_simple_step_sees_the_history_before_it(engine: Engine) -> None
     assert answer_simple(session, step([[8]], 2)) != first
 
 
-def test_simple_steps_of_one_batch_keep_their_histories(engine: Engine) -> None:
-    frames = [step([[7]]), step([[8, END, 9]]), step([[7]])]
-    sessions = [open_session(engine, output=["ngram_embeddings"], dtype="stored") for _ in frames]
-    expected = []
-    for place, (session, frame) in enumerate(zip(sessions, frames, strict=True)):
-        answer(session, step([[place + 10, place + 20]]))
-        other = open_session(engine, output=["ngram_embeddings"], dtype="stored")
-        answer(other, step([[place + 10, place + 20]]))
-        expected.append(answer(other, frame))
-    runs = [session.begin(frame) for session, frame in zip(sessions, frames, strict=True)]
-    for session, run, wanted in zip(sessions, runs, expected, strict=True):
-        assert run is not None
-        assert b"".join(session.finish(run)) == wanted
-        session.end(run, len(wanted), 0.0)
-        assert run.record.batch in (0, 3)
-
-
-@pytest.mark.parametrize(
-    ("fields", "frame"),
-    [
-        ({"output": ["ngram_embeddings"]}, step([[5]], version=1)),
-        ({"output": ["ngram_embeddings"]}, step([[99]])),
-        ({"output": ["ngram_embeddings"], "dtype": "float16"}, step([[5]])),
-    ],
-)
-def test_other_steps_take_the_general_path(fields: dict[str, Any], frame: bytes, engine: Engine) -> None:
-    assert open_session(engine, **fields).begin(frame) is None
+def test_other_steps_take_the_general_path(engine: Engine) -> None:
+    for fields, frame in (
+        (NGRAMS, step([[5]], version=1)),
+        (NGRAMS, step([[99]])),
+        ({"dtype": "float16"}, step([[5]])),
+    ):
+        assert open_session(engine, **NGRAMS | fields).begin(frame) is None
 
 
 def test_failed_simple_step_leaves_the_stream_unchanged(tmp_path: Path) -> None:
     copy_artifact("ngrams", tmp_path)
     with open_engine(tmp_path) as engine:
-        session = open_session(engine, output=["ngram_embeddings"])
+        session = open_session(engine, **NGRAMS)
         answer_simple(session, step([[5, 6]]))
-        rows = session.stream.model.ngrams
-        assert rows is not None
+        rows: Any = session.stream.model.ngrams
         rows.close()
         frame = answer_simple(session, step([[7]], 3))
         assert (frame[5], frame[8:12]) == (ERROR, struct.pack("<I", 3))
         assert b"a table of ngram_embeddings has changed since it was opened" in frame
         assert frame == answer(session, step([[7]], 3))
-        assert session.stream.running.offset.tolist() == [2]
-        assert session.stream.running.context is not None
-        assert session.stream.running.context.tolist() == [[5, 6]]
+        running: Any = session.stream.running
+        assert (running.offset.tolist(), running.context.tolist()) == ([2], [[5, 6]])
         outcomes = engine.metrics.statistics()["ngrams", 1].outcomes
         assert {outcome: duration.count for outcome, duration in outcomes.items()} == {"success": 1, "fail": 2}

@@ -16,14 +16,14 @@ import pytest
 from websockets import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from tests.service.api.http.streaming.frames import CLOSING, PING, REWIND, head, operation, step
 from tests.support.connections import dial, http_request
-from tests.support.decode_protocols import FRAME, step_frame
 from tests.support.processes import status_bytes
 from tests.support.scrapes import read_metrics, wait_for_streams
 from tests.support.servers import Server, serve
 
-PING = FRAME.pack(b"PRBK", 2, 8, 0, 0, 0, 0, 0, bytes(3))
-CLOSING = 11
+DECODE = "/models/gpt2-small/decode"
+EVENTS = {"Accept": "text/event-stream"}
 CHUNKED_LINES = {"Content-Type": "application/x-ndjson", "Transfer-Encoding": "chunked"}
 
 
@@ -37,7 +37,7 @@ def impatient(model_repository: Path) -> Iterator[Server]:
 
 
 def open_stream(server: Server, query: str = "?offset=[4,2]") -> ClientConnection:
-    return connect(f"{server.socket}/models/gpt2-small/decode{query}")
+    return connect(f"{server.socket}{DECODE}{query}")
 
 
 def last_words(stream: ClientConnection) -> tuple[Any, int, Any]:
@@ -51,35 +51,34 @@ def last_words(stream: ClientConnection) -> tuple[Any, int, Any]:
     return last, stream.close_code, json.loads(stream.close_reason)
 
 
+def closing_frame(*offsets: int, reason: str) -> bytes:
+    return head(CLOSING, len(offsets)) + struct.pack(f"<{len(offsets)}q", *offsets) + reason.encode()
+
+
 def test_idle_stream_is_closed_with_its_offsets(impatient: Server) -> None:
-    with open_stream(impatient) as stream:
-        begin = time.monotonic()
-        assert last_words(stream) == (None, 1008, {"closing": "idle", "next_offset": [4, 2]})
-        assert 0.9 < time.monotonic() - begin < 3
-
-
-def test_close_message_has_format_of_client(impatient: Server) -> None:
+    """The close message has the format of the client's last message."""
     with ExitStack() as stack:
-        streams = [stack.enter_context(open_stream(impatient)) for _ in range(2)]
-        streams[0].send('{"input_ids": [[1], [2]]}')
-        streams[1].send(PING)
-        found = [last_words(stream) for stream in streams]
-    assert [code for _, code, _ in found] == [1008] * 2
-    assert json.loads(found[0][0]) == {"closing": "idle", "next_offset": [5, 3]} == found[0][2]
-    header = FRAME.pack(b"PRBK", 2, CLOSING, 0, 0, 2, 0, 0, bytes(3))
-    assert found[1][0] == header + struct.pack("<2q", 4, 2) + b"idle"
+        silent, text, frame = (stack.enter_context(open_stream(impatient)) for _ in range(3))
+        begin = time.monotonic()
+        text.send('{"input_ids": [[1], [2]]}')
+        frame.send(head(PING))
+        found = {"closing": "idle", "next_offset": [4, 2]}
+        assert last_words(silent) == (None, 1008, found)
+        assert 0.9 < time.monotonic() - begin < 3
+        assert last_words(frame) == (closing_frame(4, 2, reason="idle"), 1008, found)
+        last, code, reason = last_words(text)
+    assert json.loads(last) == reason == {"closing": "idle", "next_offset": [5, 3]}
+    assert code == 1008
 
 
-@pytest.mark.parametrize("message", ['{"ping": true}', PING])
+@pytest.mark.parametrize("message", ['{"ping": true}', head(PING)])
 def test_busy_stream_is_closed_at_max_lifetime(impatient: Server, message: str | bytes) -> None:
     begin = time.monotonic()
     with open_stream(impatient) as stream:
-        try:
+        with suppress(ConnectionClosed):
             while True:
                 stream.send(message)
                 stream.recv(timeout=20)
-        except ConnectionClosed:
-            pass
         assert last_words(stream)[1:] == (1008, {"closing": "time", "next_offset": [4, 2]})
         assert 1.9 < time.monotonic() - begin < 6
 
@@ -92,14 +91,8 @@ def test_idle_ndjson_stream_ends_with_its_offsets(impatient: Server) -> None:
             time.sleep(2)
             yield b"{}"
 
-        headers = {"Content-Type": "application/x-ndjson"}
-        answer = http.post("/models/gpt2-small/decode?offset=3", content=silent(), headers=headers)
+        answer = http.post(f"{DECODE}?offset=3", content=silent(), headers=CHUNKED_LINES)
     assert json.loads(answer.text.splitlines()[-1]) == {"closing": "idle", "next_offset": [4]}
-
-
-def memory_of(server: Server) -> int:
-    """Return the resident bytes of the server."""
-    return status_bytes(server.pid, "VmRSS")
 
 
 def tokens_of(http: httpx.Client) -> float:
@@ -110,20 +103,17 @@ def tokens_of(http: httpx.Client) -> float:
 def floods() -> dict[str, tuple[bytes, bytes]]:
     """Return, for each protocol, bytes to send once and bytes to repeat, for answers without a reader."""
     ids = [1] * 1000
-    host = b"Host: localhost\r\n"
-    upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-    upgrade += b"Sec-WebSocket-Key: " + b"A" * 22 + b"==\r\n\r\n"
-    step = step_frame(ids)
-    rewind = FRAME.pack(b"PRBK", 2, 4, 0, 0, 1, 0, 0, bytes(3)) + bytes(8)
-    framed = b"\x82\xfe" + struct.pack(">H", len(step)) + bytes(4) + step
+    upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+    upgrade["Sec-WebSocket-Key"] = "A" * 22 + "=="
+    frame, rewind = step([ids]), operation(REWIND, 0)
+    framed = b"\x82\xfe" + struct.pack(">H", len(frame)) + bytes(4) + frame
     framed += b"\x82" + bytes([0x80 | len(rewind)]) + bytes(4) + rewind
     line = json.dumps({"input_ids": ids}).encode() + b'\n{"rewind": 0}\n'
     events = json.dumps({"input_ids": [[1] * 1000] * 60, "chunk": 10, "encoding": "float"}).encode()
-    path = "/models/gpt2-small/decode"
     return {
-        "socket": (f"GET {path} HTTP/1.1\r\n".encode() + host + upgrade, framed),
-        "lines": (http_request(path, headers=CHUNKED_LINES), b"%x\r\n%b\r\n" % (len(line), line)),
-        "events": (http_request(path, events, {"Accept": "text/event-stream"}), b""),
+        "socket": (http_request(DECODE, headers=upgrade, method="GET"), framed),
+        "lines": (http_request(DECODE, headers=CHUNKED_LINES), b"%x\r\n%b\r\n" % (len(line), line)),
+        "events": (http_request(DECODE, events, EVENTS), b""),
     }
 
 
@@ -133,7 +123,7 @@ def test_unread_stream_is_paused_and_then_closed(impatient: Server, protocol: st
     first, again = floods()[protocol]
     with httpx.Client(base_url=impatient.address, timeout=20) as http:
         wait_for_streams(http, 0)
-        memory, tokens = memory_of(impatient), tokens_of(http)
+        memory, tokens = status_bytes(impatient.pid, "VmRSS"), tokens_of(http)
         with dial(impatient.address) as deaf:
             deaf.sendall(first)
             wait_for_streams(http, 1)
@@ -142,7 +132,7 @@ def test_unread_stream_is_paused_and_then_closed(impatient: Server, protocol: st
                 for _ in range(100):
                     deaf.sendall(again)
             assert http.get("/livez").status_code == 200
-            assert memory_of(impatient) - memory < 64 * 2**20
+            assert status_bytes(impatient.pid, "VmRSS") - memory < 64 * 2**20
             wait_for_streams(http, 0)
             assert 0 < tokens_of(http) - tokens < 30_000  # of 60,000 and more
 
@@ -165,21 +155,17 @@ def test_shutdown_sends_offsets_to_every_stream(tiny_repository: Path) -> None:
         with connect(f"{server.socket}/{path}") as text, connect(f"{server.socket}/{path}") as frame:
             text.send('{"input_ids": [[1], []]}')
             text.recv()
-            frame.send(PING)
+            frame.send(head(PING))
             frame.recv()
             with dial(server.address) as lines, lines.makefile("rb") as answer:
                 lines.sendall(http_request(f"/{path}", headers=CHUNKED_LINES))
                 assert answer.readline() == b"HTTP/1.1 200 OK\r\n"
                 begin = time.monotonic()
                 server.process.send_signal(signal.SIGTERM)
-                assert last_words(text) == (
-                    '{"closing":"shutdown","next_offset":[2,2]}',
-                    1012,
-                    {"closing": "shutdown", "next_offset": [2, 2]},
-                )
-                header = FRAME.pack(b"PRBK", 2, CLOSING, 0, 0, 2, 0, 0, bytes(3))
+                closing = {"closing": "shutdown", "next_offset": [2, 2]}
+                assert last_words(text) == (json.dumps(closing, separators=(",", ":")), 1012, closing)
                 closing = {"closing": "shutdown", "next_offset": [1, 2]}
-                assert last_words(frame) == (header + struct.pack("<2q", 1, 2) + b"shutdown", 1012, closing)
+                assert last_words(frame) == (closing_frame(1, 2, reason="shutdown"), 1012, closing)
                 assert b'{"closing":"shutdown","next_offset":[1,2]}\n' in answer.read()
         server.process.wait(20)
         assert time.monotonic() - begin < 15
@@ -194,29 +180,27 @@ def test_unsent_response_is_not_counted_in_last_offset(model_repository: Path) -
             lines = [line.removeprefix(b"data: ") for line in answer]
         return [json.loads(line) for line in lines if line.startswith(b"{")]
 
-    step, back = json.dumps({"input_ids": [1] * 1000}), '{"rewind": 0}'
+    line, back = json.dumps({"input_ids": [1] * 1000}), '{"rewind": 0}'
     events = json.dumps({"input_ids": [[1] * 1000] * 60, "chunk": 10}).encode()
-    body = f"{step}\n{back}\n".encode() * 5
-    path = "/models/gpt2-small/decode"
+    body = f"{line}\n{back}\n".encode() * 5
     asked = [
-        http_request(path, headers=CHUNKED_LINES) + b"%x\r\n%b\r\n" % (len(body), body),
-        http_request(path, events, {"Accept": "text/event-stream"}),
+        http_request(DECODE, headers=CHUNKED_LINES) + b"%x\r\n%b\r\n" % (len(body), body),
+        http_request(DECODE, events, EVENTS),
     ]
     with ExitStack() as stack:
         server = stack.enter_context(serve(model_repository))
         http = stack.enter_context(httpx.Client(base_url=server.address, timeout=20))
-        address = (http.base_url.host, http.base_url.port)
 
         def narrow() -> socket.socket:
             """Return a connection with a small buffer."""
             connection = stack.enter_context(socket.socket())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
             connection.settimeout(20)
-            connection.connect(address)
+            connection.connect((http.base_url.host, http.base_url.port))
             return connection
 
-        web = stack.enter_context(connect(server.socket + path, sock=narrow(), max_queue=1, max_size=None))
-        for message in (step, back) * 5:
+        web = stack.enter_context(connect(server.socket + DECODE, sock=narrow(), max_queue=1, max_size=None))
+        for message in (line, back) * 5:
             web.send(message)
         deaf = [narrow() for _ in asked]
         for connection, content in zip(deaf, asked, strict=True):
