@@ -46,14 +46,14 @@ def memory(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def memory_server(request: pytest.FixtureRequest, memory: Any) -> Server:
+def region_server(request: pytest.FixtureRequest, memory: Any) -> Server:
     server: Server = request.getfixturevalue("gpu_server" if memory is GpuMemory else "driver_server")
     return server
 
 
 @pytest.fixture(params=MODULES, ids=["http", "grpc"])
-def memory_client(request: pytest.FixtureRequest, memory_server: Server, memory: Any) -> Iterator[Client]:
-    with clients_of(memory_server, request.param, memory) as opened:
+def memory_client(request: pytest.FixtureRequest, region_server: Server, memory: Any) -> Iterator[Client]:
+    with clients_of(region_server, request.param, memory) as opened:
         yield opened
 
 

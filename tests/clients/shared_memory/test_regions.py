@@ -196,7 +196,7 @@ def test_idle_regions_are_released(tiny_repository: Path) -> None:
 
 
 def test_unregistered_memory_is_released_after_an_error(
-    memory_client: Client, memory_server: Server, memory: Any
+    memory_client: Client, region_server: Server, memory: Any
 ) -> None:
     if memory is GpuMemory:
         pytest.skip("only memory of files has a name")
@@ -205,7 +205,7 @@ def test_unregistered_memory_is_released_after_an_error(
     memory_client.refusal("gpt", [memory_client.shared_input("ids", IDS.nbytes, offset=1)])
 
     def used() -> bool:
-        process = Path(f"/proc/{memory_server.pid}")
+        process = Path(f"/proc/{region_server.pid}")
         names = [file.resolve().name for file in (process / "fd").iterdir()]
         return name in names or name in (process / "maps").read_text()
 
