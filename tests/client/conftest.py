@@ -92,7 +92,7 @@ def stream(client: Any) -> Any:
 
 
 @pytest.fixture(params=[call, stream])
-def ask(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+def exchange(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
     """A function of a client: two vectors by a call, and by a new decode stream that resumes."""
     return request.param  # type: ignore[no-any-return]
 

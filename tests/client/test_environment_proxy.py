@@ -50,14 +50,14 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["upper", "lower", "all", "other scheme", "websocket", "bypassed"],
 )
 def test_calls_and_streams_use_the_same_proxy(
-    connect: Connect, ask: Any, tiny_server: Server, monkeypatch: pytest.MonkeyPatch, names: list[str], used: bool
+    connect: Connect, exchange: Any, tiny_server: Server, monkeypatch: pytest.MonkeyPatch, names: list[str], used: bool
 ) -> None:
     with ForwardProxy(tiny_server.address) as proxy:
         for scheme in ("http://", ""):
             for name in names:
                 value = "127.0.0.1" if name == "NO_PROXY" else proxy.address.replace("http://", scheme)
                 monkeypatch.setenv(name, value)
-            ask(connect(tiny_server.address))
+            exchange(connect(tiny_server.address))
         assert proxy.connections == 2 * used
 
 
@@ -86,12 +86,14 @@ def test_secure_address_has_the_proxy_of_https(monkeypatch: pytest.MonkeyPatch, 
     assert read_access("http+unix://%2Frun%2Fa.sock", 1, None).proxy is None
 
 
-def test_message_names_the_proxy_without_password(connect: Connect, ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_names_the_proxy_without_password(
+    connect: Connect, exchange: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     proxy = f"127.0.0.1:{free_port()}"
     monkeypatch.setenv("HTTP_PROXY", f"http://me:secret@{proxy}")
     named = rf"^(cannot connect|no connection) to {TARGET} through the proxy http://{proxy} \((?!.*secret)"
     with pytest.raises(errors.ConnectionFailed, match=named):
-        ask(connect(TARGET, retries=0))
+        exchange(connect(TARGET, retries=0))
 
 
 @pytest.mark.parametrize(

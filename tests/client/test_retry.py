@@ -23,7 +23,7 @@ from tests.client.conftest import Connect, raises_kind, whole
 from tests.client.flaky_proxy import CUT, DROP, STALL, SWALLOW, Act, FlakyProxy, canned
 from tests.support.servers import Server, free_port, serve_replicas
 
-Ask = Callable[[Any], Any]
+Exchange = Callable[[Any], Any]
 BUSY = canned("503 Service Unavailable", b'{"type":"urn:preblock:error:Unavailable","detail":"full"}')
 ROWS = 1_500_000
 """A message of so many ids is larger than the buffers of a connection, and smaller than the service allows."""
@@ -51,26 +51,28 @@ FINAL: list[tuple[Act, str]] = [
 
 @pytest.mark.parametrize(("act", "kind"), [*REPEATED, *FINAL], ids=range(len([*REPEATED, *FINAL])))
 def test_attempt_is_repeated_where_that_may_help(
-    connect: Connect, ask: Ask, flaky: FlakyProxy, act: Act, kind: str
+    connect: Connect, exchange: Exchange, flaky: FlakyProxy, act: Act, kind: str
 ) -> None:
     attempts = 2 if (act, kind) in REPEATED else 1
     client = connect(flaky.address, retries=1, timeout=0.3 if act == STALL else 30)
     flaky.script = [act] * (attempts + 1)
     with raises_kind(kind) as raised:
-        ask(client)
+        exchange(client)
     assert flaky.connections == attempts
     assert isinstance(raised.value, errors.RequestError) == (kind in ("RateLimited", "Malformed", "status 404"))
     assert not isinstance(raised.value, errors.NoAnswer) or flaky.address in str(raised.value)
     if attempts == 2:
-        assert ask(client).shape == (1, 2, 4)
+        assert exchange(client).shape == (1, 2, 4)
         assert flaky.connections == 4
 
 
 @pytest.mark.parametrize("answer", [b"<html>hello</html>", b"[1]"])
-def test_answer_of_another_server_is_final(connect: Connect, ask: Ask, flaky: FlakyProxy, answer: bytes) -> None:
+def test_answer_of_another_server_is_final(
+    connect: Connect, exchange: Exchange, flaky: FlakyProxy, answer: bytes
+) -> None:
     flaky.script = [canned("200 OK", answer)] * 2
     with raises_kind("status 200"):
-        ask(connect(flaky.address))
+        exchange(connect(flaky.address))
     assert flaky.connections == 1
 
 
@@ -129,7 +131,7 @@ def test_retry_pauses_grow_to_limit() -> None:
     "act", [None, BUSY, canned("429 Too Many Requests"), canned("502 Bad Gateway"), STALL], ids=range(5)
 )
 def test_client_turns_to_another_server_and_stays(
-    connect: Connect, ask: Ask, tiny_server: Server, flaky: FlakyProxy, act: Act | None
+    connect: Connect, exchange: Exchange, tiny_server: Server, flaky: FlakyProxy, act: Act | None
 ) -> None:
     """Without an act there is no server at the address. A timeout is not repeated, but the next call goes elsewhere."""
     flaky.script = [act] * 9 if act else []
@@ -138,9 +140,9 @@ def test_client_turns_to_another_server_and_stays(
         random.seed(0)  # both clients begin at the same place, so one of them at the failing server
         client = connect(addresses, retries=1, timeout=0.3 if act == STALL else 30)
         with suppress(errors.TimedOut):
-            ask(client)
+            exchange(client)
         for _ in range(2):
-            assert ask(client).shape == (1, 2, 4)
+            assert exchange(client).shape == (1, 2, 4)
     assert flaky.connections == (act is not None)
 
 
@@ -177,12 +179,12 @@ def test_stream_resumes_on_other_server_at_its_offset(
 @pytest.mark.parametrize("kind", ["call", "step"])
 def test_exchange_and_close_end_in_time(connect: Connect, flaky: FlakyProxy, kind: str, tokens: int) -> None:
     """The server answers a small message never, and reads a large one in part."""
-    exchange, close = open_line(connect(flaky.address, timeout=0.5, retries=0), kind)
+    send, close = open_line(connect(flaky.address, timeout=0.5, retries=0), kind)
     flaky.hold()
     flaky.hold_requests()
     began = time.monotonic()
     with raises_kind("TimedOut" if kind == "call" else "StreamClosed", match=flaky.address):
-        exchange(tokens)
+        send(tokens)
     assert 0.4 < time.monotonic() - began < 10
     close()
     assert time.monotonic() - began < 15
@@ -190,22 +192,22 @@ def test_exchange_and_close_end_in_time(connect: Connect, flaky: FlakyProxy, kin
 
 @pytest.mark.parametrize("kind", ["call", "step"])
 def test_write_and_read_have_a_timeout_each(connect: Connect, flaky: FlakyProxy, kind: str) -> None:
-    exchange, _ = open_line(connect(flaky.address, timeout=2), kind)
+    send, _ = open_line(connect(flaky.address, timeout=2), kind)
     flaky.hold()
     flaky.hold_requests()
     for seconds, release in ((1.2, flaky.release_requests), (2.4, flaky.release)):
         Timer(seconds, release).start()
     began = time.monotonic()
     with pytest.raises(errors.RequestError):  # its answer
-        exchange(ROWS)
+        send(ROWS)
     assert time.monotonic() - began > 2.3
 
 
 @pytest.mark.parametrize("kind", ["call", "step"])
 def test_idle_connection_has_no_timeout(connect: Connect, flaky: FlakyProxy, kind: str) -> None:
-    exchange, _ = open_line(connect(flaky.address, timeout=0.5), kind)
+    send, _ = open_line(connect(flaky.address, timeout=0.5), kind)
     time.sleep(1)
-    exchange(1)
+    send(1)
     assert flaky.connections == 1
 
 

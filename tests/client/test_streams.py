@@ -1,4 +1,4 @@
-"""Decode streams on a real server, and messages that are refused. Oracle: one call of the same client, itself tested against the native API."""
+"""Decode streams on a real server, and refused messages. Oracle: one call, itself tested against the native API."""
 
 import asyncio
 import subprocess

@@ -202,7 +202,7 @@ def test_stream_token_by_token(client: Client, expected: Expected) -> None:
         for step in range(9):
             rows = stream.step(IDS[:, step : step + 1].tolist())
             ids = stream.companions[ROW_IDS]
-            assert (rows.dtype, ids.dtype) == (BFLOAT16, np.int64)
+            assert (rows.dtype, ids.dtype) == (BFLOAT16, np.dtype(np.int64))
             assert rows.tobytes() == expected.rows[:, step].tobytes()
             assert ids.tobytes() == expected.ids[:, step].tobytes()
     with (

@@ -79,7 +79,7 @@ def bare(ray_repository: Path) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def cluster(ray_repository: Path) -> Iterator[RayCluster]:
     port = free_port()
-    command = [PYTHON, JUDGE, str(port), str(ray_repository)]
+    command = [str(PYTHON), str(JUDGE), str(port), str(ray_repository)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as process:
