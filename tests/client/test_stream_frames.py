@@ -16,6 +16,8 @@ from tests.client.conftest import Waiting, raises_kind
 
 HEADER = struct.Struct("<4sBBHIIIB3s")
 FIELDS: dict[str, Any] = {"offset": [5], "rows": 1, "output": ["embeddings"], "dtype": "float32"}
+ONE = struct.pack("<qIIf", 6, 1, 1, 0.5)
+"""A body for one row of one token, whose vector has one value."""
 OPENED = {"version": 1, "identity": "0" * 64, "next_offset": [5], "indices": ["token_type_ids"]}
 
 
@@ -92,14 +94,14 @@ def opened(scripted: Script, *answers: bytes, **document: Any) -> tuple[Any, Scr
         b'{"next_offset":[5]}',
         b'{"next_offset":[6],"shape":[1,1,1],"dtype":"float32","embeddings":"AAAAAA==","step":2}',
         b"{",
-        HEADER.pack(b"INCQ", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"PRBK", 1, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"PRBK", 2, 4, 0, 1, 1, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"PRBK", 2, 2, 8, 1, 1, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"PRBK", 2, 2, 0, 2, 1, 1, 1, b"\1\0\0") + struct.pack("<qIIf", 6, 1, 1, 0.5),
+        HEADER.pack(b"INCQ", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0") + ONE,
+        HEADER.pack(b"PRBK", 1, 2, 0, 1, 1, 1, 1, b"\1\0\0") + ONE,
+        HEADER.pack(b"PRBK", 2, 4, 0, 1, 1, 1, 1, b"\1\0\0") + ONE,
+        HEADER.pack(b"PRBK", 2, 2, 16, 1, 1, 1, 1, b"\1\0\0") + ONE,
+        HEADER.pack(b"PRBK", 2, 2, 0, 2, 1, 1, 1, b"\1\0\0") + ONE,
         HEADER.pack(b"PRBK", 2, 10, 0, 1, 1, 0, 0, bytes(3)) + struct.pack("<q", 6),
-        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIf", 6, 1, 1, 0.5),
-        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 1, 9, b"\1\0\0") + struct.pack("<qIIf", 6, 1, 1, 0.5),
+        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIff", 6, 1, 1, 0.5, 1),
+        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 1, 9, b"\1\0\0") + ONE,
         HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 1, 1, b"\2\0\0") + struct.pack("<qIIIff", 6, 1, 1, 1, 0.5, 1),
         HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
         HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0") + struct.pack("<qII", 6, 1, 1) + bytes(3),

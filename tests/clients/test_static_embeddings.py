@@ -103,11 +103,6 @@ def test_large_request_matches_reference(client: openai.OpenAI) -> None:
     np.testing.assert_allclose(embed(client, "bag", texts, dimensions=5), bag_of(texts)[:, :5], rtol=1e-6)
 
 
-def test_pooling_none_returns_token_vectors(client: openai.OpenAI) -> None:
-    found = embed(client, "bag", [[24, 4, 1]], extra_body={"pooling": "none"})
-    assert np.array_equal(found.reshape(3, WIDTH), make_table()[[24, 4, 1]])
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "got"),
     [
@@ -125,13 +120,6 @@ def test_invalid_request_is_rejected_with_field(
         client.embeddings.create(model="mapped", input="a", extra_body=fields)
     assert raised.value.param == param
     assert f"{param}: {got}" in raised.value.message
-
-
-def test_manifest_states_pooling_and_steps(static_server: Server) -> None:
-    manifest = httpx.get(f"{static_server.address}/models/mapped").json()["manifest"]
-    assert manifest["sentence"] == {"pooling": "mean", "normalize": True, "ignored_ids": [1]}
-    assert [step["kind"] for step in manifest["front_end"]["steps"]] == ["tokens", "weights"]
-    assert (manifest["family"], manifest["max_len"]) == ("model2vec", 8)
 
 
 def test_verify_of_static_model_is_bit_exact(family_repository: Path) -> None:

@@ -80,23 +80,14 @@ def test_parameters_are_read_or_ignored_and_reported(client: TritonClient, tiny_
 
 
 def test_refusals_raise_exceptions_with_message_and_status(client: TritonClient) -> None:
-    invalid, forbidden = "INVALID_ARGUMENT", "PERMISSION_DENIED"
     off = "models are not loaded or unloaded by request: model_control is none, not explicit"
-    for method, arguments, options, http, grpc, message in (
-        ("infer", ("gpt", client.inputs(input_ids=[[7]])), {}, 400, invalid, "input_ids[0][0]: got 7, expected 0 to 6"),
-        (
-            "infer",
-            ("gpt", client.inputs(input_ids=IDS)),
-            {"parameters": {"classification": 5}},
-            400,
-            invalid,
-            "parameters: got the reserved name classification, expected ",
-        ),
-        ("load_model", ("bert",), {}, 403, forbidden, off),
-        ("unload_model", ("bert",), {}, 403, forbidden, off),
+    for method, arguments, http, grpc, message in (
+        ("infer", ("gpt", client.inputs(input_ids=[[7]])), 400, "INVALID_ARGUMENT", "input_ids[0][0]: got 7, expected"),
+        ("load_model", ("bert",), 403, "PERMISSION_DENIED", off),
+        ("unload_model", ("bert",), 403, "PERMISSION_DENIED", off),
     ):
         with pytest.raises(InferenceServerException) as raised:
-            getattr(client, method)(*arguments, **options)
+            getattr(client, method)(*arguments)
         assert str(raised.value.message()).startswith(message)
         assert raised.value.status() == (str(http) if client.http else f"StatusCode.{grpc}")
 
