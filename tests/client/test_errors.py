@@ -133,11 +133,6 @@ def test_rows_without_plain_integers_are_rejected(tiny_client: Any) -> None:
                 assert error.got.startswith(got)
 
 
-def test_array_with_unused_mask_is_accepted(tiny_client: Any) -> None:
-    masked, plain = (tiny_client.embed(ids, model="gpt").vectors for ids in (np.ma.array([[1, 2]]), [[1, 2]]))
-    assert np.array_equal(masked, plain)
-
-
 @pytest.mark.parametrize(
     ("url", "got"),
     [

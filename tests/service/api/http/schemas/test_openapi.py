@@ -130,7 +130,7 @@ def shared_key() -> Iterator[str]:
 def test_every_openapi_example_succeeds(example_server: Server, shared_key: str) -> None:
     with httpx.Client(base_url=example_server.address, timeout=60) as client:
         operations = sorted(
-            # Regions of a GPU are in tests/clients/shared_memory/test_cuda.py.
+            # Regions of a GPU are in tests/clients/shared_memory/test_regions.py.
             (found for found in operations_of(client.get("/openapi.json").json()) if "cuda" not in found[0]),
             key=lambda found: (not found[0].endswith("/unload"), not found[0].endswith("/load")),
         )
