@@ -32,6 +32,8 @@ def test_artifact_rows_equal_its_tables(name: str, tmp_path: Path) -> None:
     if name == "bert":
         expected = {f"{step}.weight": table.size for step, table in tables.items()}
         assert dict(source.parameters) == expected | {"norm.weight": 4, "norm.bias": 4}
+    if name == "llama":
+        assert np.allclose(source.wavelengths["rotary"], 2 * np.pi * 10000 ** (np.arange(3) / 3), rtol=1e-6)
 
 
 def test_artifact_sinusoids_equal_formula(model_repository: Path) -> None:
