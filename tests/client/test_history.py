@@ -153,6 +153,7 @@ def test_rows_keep_their_history_through_every_operation(
         check(stream.step([[40], [41]]), ([21, 40], 1), ([31, END, 33, 41], 1))
         stream.reorder([1, 0, 0])
         check(stream.step([[50], [51], [52]]), ([33, 41, 50], 1), ([21, 40, 51], 1), ([21, 40, 52], 1))
+        stream.ping()
         stream.drop([0])
         stream.append([0])
         check(stream.step([[], [], [60]]), ([], 0), ([], 0), ([60], 1))

@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2 as triton
 
 from preblock.export.errors import ExportError
-from preblock.export.exporter import export
+from preblock.export.exporter import export, export_loaded
 from preblock.export.layouts.triton import write_config
+from preblock.export.source import LoadedSource
+from preblock.models.modules.stems import AudioConfig, AudioStem
 from preblock.service.artifacts.catalog import find_artifacts
+from preblock.service.artifacts.manifest import Source
 from preblock.service.runtime.session import Session
 from tests.families.library_models import save
 from tests.support import commands
@@ -80,6 +83,15 @@ def test_config_describes_the_graph_as_onnxruntime_does(name: str, tmp_path: Pat
             (node.name, types[node.type], [size if isinstance(size, int) else -1 for size in node.shape])
             for node in nodes
         ]
+
+
+def test_config_describes_an_audio_stem(tmp_path: Path) -> None:
+    stem = AudioStem(AudioConfig(family="whisper/encoder", width=8, channels=5, positions=6))
+    export_loaded(LoadedSource(stem, Source(kind="module")), "whisper", tmp_path)
+    config = read(write_config(tmp_path / "whisper"))
+    (taken,) = config.input
+    assert (taken.name, taken.data_type, list(taken.dims)) == ("input_features", triton.TYPE_FP32, [-1, 5, 12])
+    assert {name: value.string_value for name, value in config.parameters.items()} == {"family": "whisper/encoder"}
 
 
 def test_triton_optimization_level_keeps_bits(tmp_path: Path) -> None:
