@@ -99,26 +99,14 @@ def imports_of(file: Path) -> Iterator[tuple[str, bool]]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)
-def test_third_party_package_is_imported_only_in_its_home(file: Path) -> None:
-    module = f"{module_of(file)}."
-    for name, _ in imports_of(file):
-        homes = HOMES.get(name.partition(".")[0], ("",))
-        assert any(home == "" or module.startswith(f"{home}.") for home in homes), f"{file}: {name} belongs to {homes}"
-
-
-@pytest.mark.parametrize("file", [file for file in FILES if module_of(file).partition(".")[0] in WHEN_NEEDED])
-def test_late_packages_are_not_imported_at_top_level(file: Path) -> None:
-    late = WHEN_NEEDED[module_of(file).partition(".")[0]]
+def test_packages_are_imported_in_their_homes_and_late(file: Path) -> None:
+    module = module_of(file)
+    late = WHEN_NEEDED.get(module.partition(".")[0], {})
     for name, at_once in imports_of(file):
+        homes = HOMES.get(name.partition(".")[0], ("",))
+        assert any(home == "" or f"{module}.".startswith(f"{home}.") for home in homes), f"{name} belongs to {homes}"
         package = next((package for package in late if f"{name}.".startswith(f"{package}.")), None)
-        assert package is None or not at_once or module_of(file) in late[package], f"{file} imports {name} at once"
-
-
-def test_imports_of_reports_top_level_and_late_imports(tmp_path: Path) -> None:
-    file = tmp_path / "wrong.py"
-    file.write_text("from preblock.models import frontend\ndef f() -> None:\n    import torch\n")
-    assert list(imports_of(file)) == [("preblock.models.frontend", True), ("torch", False)]
-    assert module_of(ROOT / "service/api/http/request.py") == "service.api.http.request"
+        assert package is None or not at_once or module in late[package], f"{file} imports {name} at once"
 
 
 def test_document_lists_every_error_kind() -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -16,10 +17,11 @@ import trustme
 from preblock.bench.load import PROTOCOLS
 from preblock.bench.stats import LoadResult
 from preblock.bench.workload import LoadTarget, random_ids
-from preblock.client import Model, connect
+from preblock.client import connect
 from preblock.client.errors import RequestError
 from tests.cli.command_line import failing, run
 from tests.support.paths import PREBLOCK
+from tests.support.scrapes import read_metrics
 from tests.support.servers import Server, serve
 from tests.support.waiting import wait_until
 
@@ -31,25 +33,19 @@ def bench(server: Server, *arguments: str, **environment: str) -> subprocess.Com
     return run("bench", server.address, "--grpc-port", port, *SHORT, *arguments, **environment)
 
 
-@pytest.fixture(scope="module")
-def model(tiny_server: Server) -> Model:
-    with connect(tiny_server.address) as client:
-        return client.model("gpt")
-
-
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_bench_each_protocol_reports_all_requests(protocol: str, counted_server: Server) -> None:
+    """All requests ask the given version."""
     before = answered(counted_server)
-    done = bench(counted_server, "--model", "gpt", "--protocol", protocol, "--shape", "2,3", "--json")
+    done = bench(counted_server, "--model", "bert@1", "--protocol", protocol, "--shape", "2,3", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    (found,) = json.loads(done.stdout)["results"]
+    document = json.loads(done.stdout)
+    (found,) = document["results"]
+    assert (document["system"]["model"], document["system"]["version"]) == ("bert", 1)
     assert (found["protocol"], found["shape"], found["connections"], found["errors"]) == (protocol, [2, 3], 2, {})
     # Of two rows each. The first of each connection is not counted by the load, but by the server.
     rows = 2 * (found["requests"] + 2)
-    until = time.monotonic() + 5
-    while answered(counted_server) - before < rows and time.monotonic() < until:
-        time.sleep(0.05)
-    assert answered(counted_server) - before == rows
+    wait_until(lambda: answered(counted_server) == before | {"1": before.get("1", 0) + rows}, 5)
     assert found["requests"] >= 2
     assert found["seconds"] >= 0.2
     assert found["rates"]["requests"] == pytest.approx(found["requests"] / found["seconds"])
@@ -61,11 +57,10 @@ def test_bench_each_protocol_reports_all_requests(protocol: str, counted_server:
     assert 0 < quantiles[0] <= 1e3 * found["seconds"]
 
 
-def answered(server: Server) -> int:
-    """Return the server's counter of answered rows of `gpt`."""
-    text = httpx.get(f"{server.address}/metrics").text
-    found = re.findall(r'^preblock_model_rows_total{.*model="gpt".*} (\S+)', text, re.MULTILINE)
-    return int(sum(map(float, found)))
+def answered(server: Server, model: str = "bert") -> dict[str, float]:
+    """Return the server's counter of answered rows for each version of a model."""
+    name = "preblock_model_rows_total"
+    return {key[2]: value for key, value in read_metrics(server.address).items() if key[:2] == (name, model)}
 
 
 def test_load_result_has_percentiles_and_rates() -> None:
@@ -73,9 +68,6 @@ def test_load_result_has_percentiles_and_rates() -> None:
     result.latencies.extend(number / 1000 for number in range(101))
     assert result.milliseconds == pytest.approx({"p50": 50, "p90": 90, "p99": 99, "max": 100})
     assert result.rates == pytest.approx({"requests": 50.5, "tokens": 505, "bytes": 2000})
-
-
-def test_load_result_without_responses_is_zero() -> None:
     result = LoadResult("npy", (2, 5), connections=4)
     assert (result.seconds, result.milliseconds, set(result.rates.values())) == (0, {}, {0})
 
@@ -140,33 +132,19 @@ def test_bench_with_key_counts_rate_limit_errors_per_protocol(guarded: tuple[Ser
         assert done.returncode == (found["requests"] == 0)
 
 
-def test_bench_without_key_fails_with_one_line(guarded: tuple[Server, str]) -> None:
-    assert "key" in failing("bench", guarded[0].address, "--model", "gpt", *SHORT, code=1)
-
-
-def test_bench_counts_connection_errors_when_server_stops(tiny_repository: Path) -> None:
-    with serve(tiny_repository) as server:
-        command = [PREBLOCK, "bench", server.address, "--model", "gpt", "--seconds", "3", "--shape", "1,1", "--json"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            wait_until(lambda: answered(server) > 4, 60)  # more than the first request of each connection
-            server.process.terminate()
-            said, _ = process.communicate(timeout=60)
-    (found,) = json.loads(said)["results"]
-    assert found["requests"] > 0
-    assert set(found["errors"]) & {"ConnectionResetError", "ConnectionRefusedError"}
-
-
-def test_bench_prints_finished_results_before_an_error(tiny_repository: Path) -> None:
+def test_bench_counts_errors_and_prints_finished_results(tiny_repository: Path) -> None:
+    """The server stops during the first shape, and the second one fails."""
     with serve(tiny_repository) as server:
         command = [PREBLOCK, "bench", server.address, "--model", "gpt", "--seconds", "2", "--json"]
         command += ["--shape", "1,1", "--shape", "1,2"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            wait_until(lambda: answered(server) > 4, 60)  # more than the first request of each connection
+            wait_until(lambda: answered(server, "gpt").get("1", 0) > 4, 60)  # after the first of each connection
             server.process.terminate()
             said, errors = process.communicate(timeout=60)
     (found,) = json.loads(said)["results"]
     assert (found["shape"], process.returncode) == ([1, 1], 1)
     assert found["requests"] > 0
+    assert set(found["errors"]) & {"ConnectionResetError", "ConnectionRefusedError"}
     address = re.escape(server.address.removeprefix("http://"))
     assert re.fullmatch(rf"\S+: no connection to {address} \(.*\)\n", errors)
 
@@ -174,52 +152,38 @@ def test_bench_prints_finished_results_before_an_error(tiny_repository: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--shape", "8"), "'8' is not rows and tokens of each, such as 8,128"),
-        (("--shape", "0,1"), "'0,1' is not rows and tokens of each, such as 8,128"),
-        (("--shape", "1,2,3"), "'1,2,3' is not rows and tokens of each, such as 8,128"),
-        (("--shape", "-1,2"), "'-1,2' is not rows and tokens of each, such as 8,128"),
+        *((("--shape", shape), f"'{shape}' is not rows and tokens") for shape in ("8", "0,1", "1,2,3", "-1,2")),
+        *((("--seconds", time), f"'--seconds': '{time}' is not a positive number") for time in ("0", "soon", "nan")),
         (("--connections", "0"), "'--connections': 0 is not in the range"),
-        (("--seconds", "0"), "'--seconds': '0' is not a positive number of seconds"),
-        (("--seconds", "soon"), "'--seconds': 'soon' is not a positive number of seconds"),
-        (("--seconds", "nan"), "'--seconds': 'nan' is not a positive number of seconds"),
         (("--timeout", "inf"), "'--timeout': 'inf' is not a positive number of seconds"),
         (("--protocol", "nope"), "'nope' is not one of 'npy', 'v2', 'json', 'grpc', 'steps'"),
         (("--protocol", "grpc"), "the protocol grpc needs --grpc-port"),
+        (("--model", "gpt@x"), "gpt@x: the version after the @ is 'x', not a whole number from 1 on"),
     ],
 )
 def test_bench_with_invalid_option_fails_with_one_line(arguments: tuple[str, ...], said: str) -> None:
     assert said in failing("bench", "http://127.0.0.1:9", "--model", "gpt", *arguments, code=2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--model", "nope"), "model: got nope, expected bert, gpt"),
-        (("--model", "gpt", "--shape", "1,7"), "shape: got 1,7, expected at most 6 tokens of a row"),
-        (("--model", "gpt", "--shape", "65536,6"), "shape: got 65536,6, expected at most 65536 tokens"),
-        (
-            ("--model", "gpt", "--protocol", "grpc", "--grpc-port", "9", "--timeout", "0.5"),
-            "no connection to 127.0.0.1:9 within 0.5 s",
-        ),
-    ],
-)
-def test_bench_fails_on_unusable_model_shape_or_grpc_port(
-    arguments: tuple[str, ...], said: str, tiny_server: Server
-) -> None:
-    assert said in failing("bench", tiny_server.address, *arguments, code=1)
+def test_bench_that_cannot_begin_fails_with_one_line(tiny_server: Server, guarded: tuple[Server, str]) -> None:
+    tiny = tiny_server.address
+    for address, arguments, said in (
+        (tiny, ("--model", "nope"), "model: got nope, expected bert, gpt"),
+        (tiny, ("--model", "gpt@9"), "version: got 9, expected"),
+        (tiny, ("--shape", "1,7"), "shape: got 1,7, expected at most 6 tokens of a row"),
+        (tiny, ("--shape", "65536,6"), "shape: got 65536,6, expected at most 65536 tokens"),
+        (tiny, ("--protocol", "grpc", "--grpc-port", "9", "--timeout", "0.5"), "no connection to 127.0.0.1:9 within"),
+        (guarded[0].address, (), "key"),
+        ("http://127.0.0.1:9", (), "efused"),
+        ("127.0.0.1:8000", (), "url: got 127.0.0.1:8000, expected http://"),
+        ("http://", (), "url: got http://, expected http://"),
+    ):
+        assert said in failing("bench", address, "--model", "gpt", *arguments, code=1), said
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://"])
-def test_bench_with_malformed_url_fails_with_one_line(url: str) -> None:
-    assert f"url: got {url}, expected http://" in failing("bench", url, "--model", "gpt", code=1)
-
-
-def test_bench_on_unreachable_server_fails_with_one_line() -> None:
-    assert "refused" in failing("bench", "http://127.0.0.1:9", "--model", "gpt", code=1).lower()
-
-
-def test_random_ids_for_stem_model_are_rejected(model: Model) -> None:
-    stem = Model(**{**vars(model), "manifest": {"kind": "stem"}})
+def test_random_ids_for_stem_model_are_rejected(tiny_server: Server) -> None:
+    with connect(tiny_server.address) as client:
+        stem = replace(client.model("gpt"), manifest={"kind": "stem"})
     with pytest.raises(RequestError, match="model: got gpt, of stem, expected a model of token ids"):
         random_ids(stem, (1, 1))
 
@@ -231,45 +195,15 @@ def test_load_target_keeps_path_of_address() -> None:
 
 
 def test_bench_over_tls_works_only_with_trusted_certificate(tiny_repository: Path, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    pair = authority.issue_cert("127.0.0.1")
-    certificate, key, trusted = (tmp_path / name for name in ("certificate.pem", "key.pem", "trusted.pem"))
-    pair.cert_chain_pems[0].write_to_path(str(certificate))
-    pair.private_key_pem.write_to_path(str(key))
-    authority.cert_pem.write_to_path(str(trusted))
-    with serve(tiny_repository, "--tls-cert-file", str(certificate), "--tls-key", str(key)) as server:
+    authority, pair, trusted = trustme.CA(), str(tmp_path / "pair.pem"), str(tmp_path / "trusted.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pair)
+    authority.cert_pem.write_to_path(trusted)
+    with serve(tiny_repository, "--tls-cert-file", pair, "--tls-key", pair) as server:
         command = ["bench", server.address, "--model", "gpt", "--grpc-port", server.grpc.rpartition(":")[2], *SHORT]
         protocols = [argument for protocol in ("npy", "grpc", "steps") for argument in ("--protocol", protocol)]
-        done = run(*command, *protocols, "--shape", "1,1", "--json", SSL_CERT_FILE=str(trusted))
+        done = run(*command, *protocols, "--shape", "1,1", "--json", SSL_CERT_FILE=trusted)
         assert (done.returncode, done.stderr) == (0, "")
         assert [(found["errors"], found["requests"] > 0) for found in json.loads(done.stdout)["results"]] == [
             ({}, True)
         ] * 3
         assert "certificate" in failing(*command, code=1).lower()
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_bench_measures_requested_version(protocol: str, counted_server: Server) -> None:
-    before = rows_by_version(counted_server)
-    done = bench(counted_server, "--model", "bert@1", "--protocol", protocol, "--shape", "1,1", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(done.stdout)
-    assert (document["system"]["model"], document["system"]["version"]) == ("bert", 1)
-    wait_until(lambda: rows_by_version(counted_server)["1"] > before.get("1", 0), 5)
-    assert rows_by_version(counted_server).get("2", 0) == before.get("2", 0)
-
-
-def rows_by_version(server: Server) -> dict[str, float]:
-    """Return the server's counter of answered rows of `bert` for each version."""
-    text = httpx.get(f"{server.address}/metrics").text
-    found = re.findall(r'^preblock_model_rows_total{model="bert",version="(\d+)"} (\S+)', text, re.MULTILINE)
-    return {version: float(rows) for version, rows in found}
-
-
-def test_bench_with_malformed_version_fails_with_usage_error() -> None:
-    message = failing("bench", "http://127.0.0.1:9", "--model", "gpt@x", code=2)
-    assert message == "gpt@x: the version after the @ is 'x', not a whole number from 1 on"
-
-
-def test_bench_with_unknown_version_fails_with_one_line(tiny_server: Server) -> None:
-    assert "9" in failing("bench", tiny_server.address, "--model", "gpt@9", code=1)

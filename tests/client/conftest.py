@@ -1,19 +1,26 @@
-"""Fixtures to run every test with both clients."""
+"""Fixtures to run a test with both clients. One is generated from the other, so tests of calls alone use one."""
 
 import asyncio
-import sys
+import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
 import preblock
+from preblock.client.async_stream import AsyncDecodeStream
 from preblock.client.errors import ClientError
 from tests.client.flaky_proxy import FlakyProxy
+from tests.support.artifacts import make_repository
 from tests.support.servers import Server
+from tests.support.shared import Shared
 
 Connect = Callable[..., Any]
+KINDS = {name: name for name in ("bert", "gemma", "gpt", "llama", "ngrams", "nine-levels", "vit")}
+KINDS |= {"alibi": "alibi-levels"}
+"""Stored artifacts by the names of their models: what the tiny models lack."""
 
 
 def raises_kind(kind: str, match: str | None = None) -> Any:
@@ -29,71 +36,89 @@ def whole(client: Any, ids: Any, **fields: Any) -> Any:
 
 
 class Waiting:
-    """An `AsyncClient` with synchronous methods, all run in one event loop."""
+    """An asynchronous client, or a stream of it, with synchronous methods, all run in one event loop."""
 
-    def __init__(self, url: str, **options: Any) -> None:
-        self._runner = asyncio.Runner()
-        self._client = preblock.connect_async(url, **options)
+    def __init__(self, target: Any, runner: asyncio.Runner) -> None:
+        self._target, self._runner = target, runner
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._client, name)
-        return lambda *args, **kwargs: self._runner.run(method(*args, **kwargs))
+        found = getattr(self._target, name)
+        return self._call(found) if callable(found) else found
 
-    @contextmanager
-    def decode(self, model: str, **options: Any) -> Iterator["WaitingStream"]:
-        opening = self._client.decode(model, **options)
+    def __enter__(self) -> Self:
+        self._call(self._target.__aenter__)()
+        return self
 
-        async def enter() -> Any:
-            return await opening.__aenter__()
-
-        async def leave(*error: Any) -> Any:
-            return await opening.__aexit__(*error)
-
-        stream = self._runner.run(enter())
-        try:
-            yield WaitingStream(self._runner, stream)
-        except BaseException:
-            self._runner.run(leave(*sys.exc_info()))
-            raise
-        self._runner.run(leave(None, None, None))
+    def __exit__(self, *error: object) -> None:
+        self._call(self._target.__aexit__)(*error)
 
     def close(self) -> None:
-        self._runner.run(self._client.aclose())
-        self._runner.close()
+        self._call(self._target.aclose)()
 
+    def _call(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found = method(*args, **kwargs)
+            if isinstance(found, AsyncDecodeStream):
+                return Waiting(found, self._runner)
+            return self._runner.run(found) if inspect.iscoroutine(found) else found
 
-class WaitingStream:
-    """An `AsyncDecodeStream` with synchronous methods."""
-
-    def __init__(self, runner: asyncio.Runner, stream: Any) -> None:
-        self._runner = runner
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._stream, name)
-        if not callable(found):
-            return found
-        return lambda *args, **kwargs: self._runner.run(found(*args, **kwargs))
+        return call
 
 
 @pytest.fixture(params=["sync", "async"])
 def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
     """`preblock.connect`, and a synchronous `preblock.connect_async`; both close their clients."""
-    kind: Any = preblock.connect if request.param == "sync" else Waiting
     with ExitStack() as stack:
+        runner = stack.enter_context(asyncio.Runner())
 
-        def opened(url: str, **options: Any) -> Any:
-            client = kind(url, **options)
+        def opened(url: Any, **options: Any) -> Any:
+            if request.param == "sync":
+                client: Any = preblock.connect(url, **options)
+            else:
+                client = Waiting(preblock.connect_async(url, **options), runner)
             stack.callback(client.close)
             return client
 
         yield opened
 
 
-@pytest.fixture
-def tiny_client(connect: Connect, tiny_server: Server) -> Any:
+def call(client: Any) -> Any:
+    return client.embed([1, 2], model="gpt").vectors
+
+
+def stream(client: Any) -> Any:
+    with client.decode("gpt", resume=True) as opened:
+        return opened.step([1, 2])
+
+
+@pytest.fixture(params=[call, stream])
+def exchange(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+    """A function of a client: two vectors by a call, and by a new decode stream that resumes."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def tiny_client(tiny_server: Server) -> Iterator[preblock.client.Client]:
     """A client of the tiny models."""
-    return connect(tiny_server.address)
+    with preblock.connect(tiny_server.address) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def kinds_repository(shared: Shared) -> Path:
+    return shared.make("client kinds", lambda root: make_repository(root, **KINDS))
+
+
+@pytest.fixture(scope="session")
+def kinds_server(kinds_repository: Path, shared: Shared) -> Server:
+    """Serve one model of each of KINDS, for all workers."""
+    return shared.server("client kinds", kinds_repository)
+
+
+@pytest.fixture(scope="session")
+def kinds_client(kinds_server: Server) -> Iterator[preblock.client.Client]:
+    with preblock.connect(kinds_server.address) as client:
+        yield client
 
 
 @pytest.fixture

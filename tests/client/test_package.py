@@ -18,7 +18,7 @@ from tools.generate_sync import FILES, FOLDER, generate
 
 HEAVY = ("torch", "onnxruntime", "fastapi", "starlette", "orjson", "tokenizers", "ml_dtypes", "websockets")
 STEPS = ("step", "rewind", "reorder", "append", "drop", "ping")
-CALLS = ("embed", "text", "prompt_embeds", "bias", "models", "model", "ready", "load", "unload")
+CALLS = ("embed", "text", "prompt_embeds", "bias", "models", "model", "ready", "load", "unload", "decode")
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
@@ -31,16 +31,18 @@ def test_package_exports_only_public_names() -> None:
     assert {"connect", "connect_async", "__version__"} <= set(dir(preblock))
     with pytest.raises(AttributeError, match="no attribute 'conect'"):
         _ = preblock.conect  # type: ignore[attr-defined]
+    assert (ROOT / "preblock/py.typed").is_file()
 
 
-def test_preblock_import_loads_no_dependencies() -> None:
-    done = run("import sys, preblock; print([n for n in ('numpy', 'httpx', 'preblock.client') if n in sys.modules])")
-    assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_client_import_loads_only_its_dependencies() -> None:
-    script = "import sys, preblock; preblock.connect; print([n for n in sys.modules if n.split('.')[0] in {!r}"
-    done = run(script.format(HEAVY) + " or n.startswith('preblock.') and not n.startswith('preblock.client')])")
+@pytest.mark.parametrize(
+    ("used", "unwanted"),
+    [
+        ("preblock", "n in ('numpy', 'httpx', 'preblock.client')"),
+        ("preblock.connect", f"n.split('.')[0] in {HEAVY} or n[:9] == 'preblock.' and n[:15] != 'preblock.client'"),
+    ],
+)
+def test_import_loads_only_what_is_used(used: str, unwanted: str) -> None:
+    done = run(f"import sys, preblock; {used}; print([n for n in sys.modules if {unwanted}])")
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -57,47 +59,26 @@ def test_sync_client_files_match_generator(name: str) -> None:
     assert (FOLDER / f"sync_{name}.py").read_text(encoding="utf-8") == generate(name)
 
 
-@pytest.mark.parametrize(
-    ("kind", "asynchronous", "names"),
-    [(Client, AsyncClient, (*CALLS, "decode")), (DecodeStream, AsyncDecodeStream, STEPS)],
-)
-def test_sync_methods_match_async_signatures_and_have_docs(
-    kind: type, asynchronous: type, names: tuple[str, ...]
-) -> None:
-    assert {name for name in dir(kind) if not name.startswith("_")} >= {*names, "close"} - {"decode"}
-    for name in names:
-        method, other = getattr(kind, name), getattr(asynchronous, name)
-        assert [*inspect.signature(method).parameters] == [*inspect.signature(other).parameters]
-        assert method.__doc__
-        assert method.__qualname__ == f"{kind.__name__}.{name}"
-        assert inspect.iscoroutinefunction(other) == (name != "decode")
-        assert not inspect.iscoroutinefunction(method)
-        assert "Async" not in str(method.__doc__)
-        assert "await" not in str(method.__doc__)
-        # Since Python 3.13, pydoc writes each parameter of a long signature into a line of its own.
-        assert re.search(rf"^{name}\(\s*self\b", pydoc.plain(pydoc.render_doc(method)), re.MULTILINE)
-
-
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_help_shows_names_of_types_and_values_of_options(kind: type[Client | AsyncClient]) -> None:
-    page = pydoc.plain(pydoc.render_doc(kind))
+def test_help_shows_names_of_types_and_values_of_options() -> None:
+    for kind, names in ((Client, CALLS), (AsyncClient, CALLS), (DecodeStream, STEPS), (AsyncDecodeStream, STEPS)):
+        page = pydoc.plain(pydoc.render_doc(kind))
+        assert "collections.abc" not in page
+        assert "Async" in kind.__name__ or not re.search("Async|await", page)
+        for name in names:
+            # Since Python 3.13, pydoc writes each parameter of a long signature into a line of its own.
+            method = pydoc.plain(pydoc.render_doc(getattr(kind, name)))
+            assert re.search(rf"^(async )?{name}\(\s*self\b.*^    \w", method, re.MULTILINE | re.DOTALL), name
+    page = pydoc.plain(pydoc.render_doc(Client))
     assert "position_ids: 'Rows | Sequence[Rows] | None' = None" in page
     assert 'dtype: "float32", "float16", "bfloat16" (with the package ml_dtypes), or "stored"' in page
-    assert "collections.abc" not in page
 
 
 def test_client_docs_name_every_method_error_and_option() -> None:
     document = (ROOT / "docs/client.md").read_text(encoding="utf-8")
-    assert [name for name in (*CALLS, "decode", *STEPS) if f"`{name}" not in document] == []
+    assert [name for name in (*CALLS, *STEPS) if f"`{name}" not in document] == []
     classes = {
         name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)
     }
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", document.partition("## Errors")[2], re.MULTILINE)
     assert rows == [(name, kind.__base__.__name__) for name, kind in classes.items() if kind.__base__ is not None]
-    for kind in (Client, AsyncClient):
-        options = [*inspect.signature(kind).parameters]
-        assert [name for name in options if f"| `{name}` |" not in document] == []
-
-
-def test_package_has_py_typed() -> None:
-    assert (ROOT / "preblock/py.typed").is_file()
+    assert [name for name in inspect.signature(Client).parameters if f"| `{name}` |" not in document] == []

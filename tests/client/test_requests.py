@@ -1,9 +1,8 @@
-"""Results of the clients, on a real server. Oracles: the JSON of the native API, the module."""
+"""Results of the clients, on a real server. Oracles: the JSON of the native API, the module, the stored table."""
 
 import asyncio
 import base64
 import io
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,24 +14,17 @@ import pytest
 
 import preblock
 from preblock.client import Embeddings
+from preblock.client.errors import RequestError
+from preblock.client.payloads import input_embeds
 from preblock.service.artifacts.io import read_manifest
 from preblock.service.artifacts.manifest import Manifest
 from tests.client.conftest import Connect, raises_kind
-from tests.support.artifacts import copy_artifact
+from tests.support.artifacts import read_tables
 from tests.support.late import make_artifacts, torch
-from tests.support.servers import Server, serve
+from tests.support.servers import Server
 
 ROWS = [[1, 2, 3], [4, 5, 6]]
 RAGGED = [[1, 2, 3], [4], [5, 6]]
-
-
-@pytest.fixture(scope="module")
-def companions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of `alibi`, a model with a bias and further inputs."""
-    root = tmp_path_factory.mktemp("companions")
-    copy_artifact("alibi-levels", root, "alibi")
-    with serve(root) as server:
-        yield server
 
 
 def native(server: Server, model: str, **fields: Any) -> dict[str, Any]:
@@ -52,24 +44,19 @@ def assert_equal(result: Embeddings, answer: dict[str, Any]) -> None:
     assert result.next_offset.tolist() == answer["next_offset"]
 
 
-@pytest.mark.parametrize("as_array", [False, True])
+def load_prompt(prompt: str) -> Any:
+    return torch.load(io.BytesIO(base64.b64decode(prompt)), weights_only=True)
+
+
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_pooling_returns_one_vector_per_row(
-    tiny_client: Any, tiny_server: Server, pooling: str, as_array: bool
-) -> None:
-    rows = ROWS if as_array else RAGGED
-    result = tiny_client.embed(np.array(rows) if as_array else rows, model="gpt", pooling=pooling)
-    answer = native(tiny_server, "gpt", input_ids=rows, pooling=pooling)
-    assert list(result.vectors.shape) == answer["shape"] == [len(rows), 4]
-    assert result.vectors.tobytes() == answer["data"]
-    assert [vector.shape for vector in result.rows()] == [(4,)] * len(rows)
-    assert result.next_offset.tolist() == answer["next_offset"] == list(map(len, rows))
-
-
-def test_text_with_pooling_matches_native_api(tiny_client: Any, tiny_server: Server) -> None:
-    result = tiny_client.text(["a b", "a"], model="bert", pooling="mean")
-    answer = native(tiny_server, "bert", text=["a b", "a"], pooling="mean")
-    assert np.concatenate(result.rows()).tobytes() == answer["data"]
+def test_pooling_returns_one_vector_per_row(tiny_client: Any, tiny_server: Server, pooling: str) -> None:
+    for rows, given in ((ROWS, np.array(ROWS)), (RAGGED, RAGGED)):
+        result = tiny_client.embed(given, model="gpt", pooling=pooling)
+        answer = native(tiny_server, "gpt", input_ids=rows, pooling=pooling)
+        assert list(result.vectors.shape) == answer["shape"] == [len(rows), 4]
+        assert result.vectors.tobytes() == answer["data"]
+        assert [vector.shape for vector in result.rows()] == [(4,)] * len(rows)
+        assert result.next_offset.tolist() == answer["next_offset"] == list(map(len, rows))
 
 
 @pytest.mark.parametrize(
@@ -87,22 +74,19 @@ def test_text_with_pooling_matches_native_api(tiny_client: Any, tiny_server: Ser
         (np.asfortranarray(ROWS), ROWS),
         (np.array(ROWS).repeat(2, 1)[:, ::2], ROWS),
         (np.array(RAGGED, object), RAGGED),
+        (np.ma.array(ROWS), ROWS),
+        (lambda: torch.tensor(ROWS), ROWS),
+        (lambda: torch.tensor(ROWS, dtype=torch.int32).T.contiguous().T, ROWS),
+        (lambda: [torch.tensor(row) for row in RAGGED], RAGGED),
     ],
 )
 def test_embed_accepts_ids_of_every_container_and_dtype(
     tiny_client: Any, tiny_server: Server, ids: Any, rows: list[list[int]]
 ) -> None:
-    assert_equal(tiny_client.embed(ids, model="gpt"), native(tiny_server, "gpt", input_ids=rows))
+    given = ids() if callable(ids) else ids  # torch is imported when it is used
+    assert_equal(tiny_client.embed(given, model="gpt"), native(tiny_server, "gpt", input_ids=rows))
 
 
-def test_embed_accepts_tensors_of_torch(tiny_client: Any, tiny_server: Server) -> None:
-    for ids in (torch.tensor(ROWS), torch.tensor(ROWS, dtype=torch.int32).T.contiguous().T):
-        assert_equal(tiny_client.embed(ids, model="gpt"), native(tiny_server, "gpt", input_ids=ROWS))
-    ragged = [torch.tensor(row) for row in RAGGED]
-    assert_equal(tiny_client.embed(ragged, model="gpt"), native(tiny_server, "gpt", input_ids=RAGGED))
-
-
-@pytest.mark.parametrize("ids", [ROWS, RAGGED, np.array(ROWS)], ids=["rows", "ragged", "array"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -117,24 +101,19 @@ def test_embed_accepts_tensors_of_torch(tiny_client: Any, tiny_server: Server) -
     ],
     ids=str,
 )
-def test_embed_options_match_native_api(
-    tiny_client: Any, tiny_server: Server, ids: Any, options: dict[str, Any]
-) -> None:
-    values = {"per row": list(range(len(ids))), "like ids": [[index % 2 for index in range(len(row))] for row in ids]}
-    fields = {name: values.get(value, value) for name, value in options.items()}
-    rows = [list(map(int, row)) for row in ids]
-    expected = native(tiny_server, "bert", input_ids=rows, **fields)
-    assert_equal(tiny_client.embed(ids, model="bert", **fields), expected)
-    if isinstance(ids, np.ndarray):
-        arrays = {name: np.array(value) if isinstance(value, list) else value for name, value in fields.items()}
-        assert_equal(tiny_client.embed(ids, model="bert", **arrays), expected)
-
-
-def test_embed_with_version_uses_it(tiny_client: Any, tiny_server: Server) -> None:
-    first, second = (tiny_client.embed(ROWS, model="bert", version=version) for version in (1, None))
-    assert (first.version, second.version) == (1, 2)
-    assert first.vectors.tobytes() != second.vectors.tobytes()
-    assert_equal(first, native(tiny_server, "bert/versions/1", input_ids=ROWS))
+def test_embed_options_match_native_api(tiny_client: Any, tiny_server: Server, options: dict[str, Any]) -> None:
+    for ids in (ROWS, RAGGED):
+        values = {
+            "per row": list(range(len(ids))),
+            "like ids": [[index % 2 for index in range(len(row))] for row in ids],
+        }
+        fields = {name: values.get(value, value) for name, value in options.items()}
+        expected = native(tiny_server, "bert", input_ids=ids, **fields)
+        assert_equal(tiny_client.embed(ids, model="bert", **fields), expected)
+        if ids is ROWS:
+            arrays = {name: np.array(value) if isinstance(value, list) else value for name, value in fields.items()}
+            assert_equal(tiny_client.embed(np.array(ids), model="bert", **fields), expected)
+            assert_equal(tiny_client.embed(np.array(ids), model="bert", **arrays), expected)
 
 
 def test_embed_of_10000_rows_matches_native_api(tiny_client: Any, tiny_server: Server) -> None:
@@ -144,23 +123,27 @@ def test_embed_of_10000_rows_matches_native_api(tiny_client: Any, tiny_server: S
     assert_equal(tiny_client.embed(ids, model="gpt", offset=offset.tolist()), expected)
 
 
-@pytest.mark.parametrize("ids", [ROWS, RAGGED])
-def test_rows_are_views_and_match_separate_requests(tiny_client: Any, ids: list[list[int]]) -> None:
-    result = tiny_client.embed(ids, model="gpt")
-    assert len(result.rows()) == len(ids)
-    for row, vectors in zip(ids, result.rows(), strict=True):
-        assert np.shares_memory(vectors, result.vectors)
-        assert np.array_equal(vectors, tiny_client.embed(row, model="gpt").vectors[0])
+def test_rows_are_views_and_match_separate_requests(tiny_client: Any) -> None:
+    for ids in (ROWS, RAGGED):
+        result = tiny_client.embed(ids, model="gpt")
+        assert len(result.rows()) == len(ids)
+        for row, vectors in zip(ids, result.rows(), strict=True):
+            assert np.shares_memory(vectors, result.vectors)
+            assert np.array_equal(vectors, tiny_client.embed(row, model="gpt").vectors[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_to_torch_shares_memory_of_vectors(tiny_client: Any, dtype: str) -> None:
-    result = tiny_client.embed(np.array(ROWS), model="gpt", dtype=dtype)
+def test_results_become_tensors_and_numbers_of_python(tiny_client: Any, dtype: str) -> None:
+    result = tiny_client.embed(RAGGED, model="gpt", dtype=dtype)
     tensor = result.to_torch()
     assert tensor.dtype == getattr(torch, dtype)
-    wide = tiny_client.embed(np.array(ROWS), model="gpt").to_torch()
+    wide = tiny_client.embed(RAGGED, model="gpt").to_torch()
     assert torch.equal(tensor, wide.to(tensor.dtype))
-    tensor.zero_()
+    numbers = input_embeds(result)
+    assert [vector for row in numbers for vector in row] == tensor.float().tolist()
+    assert [len(row) for row in numbers] == [3, 1, 2]
+    assert {type(number) for row in numbers for vector in row for number in vector} == {float}
+    tensor.zero_()  # in the same memory
     assert not result.vectors.any()
 
 
@@ -172,34 +155,31 @@ def test_text_vectors_match_its_ids(tiny_client: Any, tiny_server: Server) -> No
     assert [row.tolist() for row in result.spans] == expected["spans"]
     again = tiny_client.embed(result.input_ids, model="bert", offset=1)
     assert again.vectors.tobytes() == result.vectors.tobytes()
-    assert result.to_torch().shape == result.vectors.shape
     plain = tiny_client.text("a b", model="bert", version=1, dtype="bfloat16", output="token_embeddings")
     assert (plain.version, plain.vectors.dtype, plain.input_ids) == (1, ml_dtypes.bfloat16, None)
+    pooled = tiny_client.text(["a b", "a"], model="bert", pooling="mean")
+    answer = native(tiny_server, "bert", text=["a b", "a"], pooling="mean")
+    assert np.concatenate(pooled.rows()).tobytes() == answer["data"]
 
 
-@pytest.mark.parametrize("ids", [ROWS, RAGGED, np.array(ROWS), np.array([1, 2])], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_torch_loads_prompt_embeds(model_server: Server, connect: Connect, ids: Any, dtype: str) -> None:
-    client = connect(model_server.address)
-    prompts = client.prompt_embeds(ids, model="minilm", dtype=dtype)
-    expected = client.embed(ids, model="minilm", dtype=dtype, output="token_embeddings")
-    for prompt, vectors in zip(prompts, expected.rows(), strict=True):
-        tensor = torch.load(io.BytesIO(base64.b64decode(prompt)), weights_only=True)
-        assert tensor.dtype == getattr(torch, dtype)
-        assert np.array_equal(tensor.float().numpy(), vectors.astype(np.float32))
+def test_torch_loads_prompt_embeds(tiny_client: Any, dtype: str) -> None:
+    for ids in (ROWS, RAGGED, np.array(ROWS), np.array([1, 2])):
+        prompts = tiny_client.prompt_embeds(ids, model="bert", dtype=dtype)
+        expected = tiny_client.embed(ids, model="bert", dtype=dtype, output="token_embeddings")
+        for prompt, vectors in zip(prompts, expected.rows(), strict=True):
+            tensor = load_prompt(prompt)
+            assert tensor.dtype == getattr(torch, dtype)
+            assert np.array_equal(tensor.float().numpy(), vectors.astype(np.float32))
 
 
-@pytest.mark.parametrize("text", ["Hello, world!", ["Hello", "and good bye"]])
-def test_prompt_embeds_of_text_match_its_ids(model_server: Server, connect: Connect, text: str | list[str]) -> None:
-    client = connect(model_server.address)
-    ids = client.text(text, model="minilm", return_tokens=True).input_ids
-    assert client.prompt_embeds(text=text, model="minilm") == client.prompt_embeds(ids, model="minilm")
-
-
-@pytest.mark.parametrize("given", [{}, {"ids": [1], "text": "a"}])
-def test_prompt_embeds_need_ids_or_text(tiny_client: Any, given: dict[str, Any]) -> None:
-    with raises_kind("Invalid"):
-        tiny_client.prompt_embeds(**given, model="bert")
+def test_prompt_embeds_of_text_match_its_ids(tiny_client: Any) -> None:
+    for text in ("a b", ["a", "b c d"]):
+        ids = tiny_client.text(text, model="bert", return_tokens=True).input_ids
+        assert tiny_client.prompt_embeds(text=text, model="bert") == tiny_client.prompt_embeds(ids, model="bert")
+    for given in ({}, {"ids": [1], "text": "a"}):
+        with raises_kind("Invalid"):
+            tiny_client.prompt_embeds(**given, model="bert")
 
 
 @pytest.mark.parametrize(("side", "kept"), [("left", [1, 2, 3, 4, 5, 6]), ("right", [0, 1, 2, 3, 4, 5])])
@@ -211,46 +191,39 @@ def test_truncation_is_reported(tiny_client: Any, side: str, kept: list[int]) ->
     assert np.array_equal(result.rows()[0], tiny_client.embed(kept, model="gpt").vectors[0])
 
 
-def test_models_returns_descriptions(tiny_client: Any) -> None:
-    bert, gpt = sorted(tiny_client.models(), key=lambda model: str(model.name))
-    assert (bert.name, bert.version, bert.versions, bert.max_len) == ("bert", 2, [1, 2], 8)
-    assert (gpt.provider, gpt.manifest["family"]) == ("CPUExecutionProvider", "gpt2")
-    assert tiny_client.model("gpt") == gpt
-    assert tiny_client.model("bert", 1).version == 1
-
-
-def test_model_attributes_match_manifest(tiny_client: Any, tiny_repository: Path) -> None:
+def test_model_attributes_match_manifest(kinds_client: Any, kinds_repository: Path) -> None:
     """Oracle: the manifest, read by the service."""
-    for name, version in (("bert", 2), ("gpt", 1)):
-        model, manifest = tiny_client.model(name), read_manifest(tiny_repository / name / str(version))
+    for name in ("bert", "gpt"):
+        model, manifest = kinds_client.model(name), read_manifest(kinds_repository / name / "1")
         assert isinstance(manifest, Manifest)
-        assert manifest.token_embeddings is not None
         assert (model.kind, model.family, model.width) == ("tokens", manifest.family, manifest.width)
         assert (model.vocab_size, model.dtype, model.outputs) == (manifest.vocab_size, "float32", manifest.widths)
         assert (model.indices, model.needed) == (manifest.indices, manifest.needed)
-        assert model.padding_id == manifest.padding_id
-        assert model.consumers == []
-        assert model.has_tokenizer == (tiny_repository / name / str(version) / "tokenizer.json").is_file()
+        assert (model.padding_id, model.consumers) == (manifest.padding_id, [])
+        assert model.has_tokenizer == (name == "bert")
         for output, width in model.outputs.items():
-            assert tiny_client.embed([1], model=name, output=output).vectors.shape == (1, 1, width)
+            assert kinds_client.embed([1], model=name, output=output).vectors.shape == (1, 1, width)
+    stem, manifest = kinds_client.model("vit"), read_manifest(kinds_repository / "vit" / "1")
+    assert (stem.kind, stem.width, stem.outputs) == ("stem", manifest.width, {})
+    assert (stem.vocab_size, stem.indices, stem.needed, stem.consumers) == (None, {}, (), [])
+    assert not stem.has_tokenizer
+    assert set(kinds_client.model("alibi").outputs) == {"embeddings", "token_embeddings"}
 
 
-def test_stem_model_has_width_and_no_token_outputs(tmp_path: Path) -> None:
-    copy_artifact("vit", tmp_path)
-    with serve(tmp_path) as server, preblock.connect(server.address) as client:
-        model = client.model("vit")
-        manifest = read_manifest(tmp_path / "vit" / "1")
-        assert (model.kind, model.width, model.outputs) == ("stem", manifest.width, {})
-        assert (model.vocab_size, model.indices, model.needed, model.consumers) == (None, {}, (), [])
-        assert not model.has_tokenizer
-
-
-def test_model_outputs_exclude_bias(connect: Connect, companions: Server) -> None:
-    assert set(connect(companions.address).model("alibi").outputs) == {"embeddings", "token_embeddings"}
-
-
-def test_bias_and_extra_inputs_match_module(connect: Connect, companions: Server) -> None:
-    client = connect(companions.address)
+def test_every_call_works_with_both_clients(connect: Connect, tiny_server: Server, kinds_server: Server) -> None:
+    """Oracle: the module, for the bias and the further inputs."""
+    tiny, client = connect(tiny_server.address), connect(kinds_server.address)
+    bert, gpt = sorted(tiny.models(), key=lambda model: str(model.name))
+    assert (bert.name, bert.version, bert.versions, bert.max_len) == ("bert", 2, [1, 2], 8)
+    assert (gpt.provider, gpt.manifest["family"]) == ("CPUExecutionProvider", "gpt2")
+    assert tiny.model("gpt") == gpt
+    assert tiny.model("bert", 1).version == 1
+    first, second = (tiny.embed(ROWS, model="bert", version=version) for version in (1, None))
+    assert_equal(first, native(tiny_server, "bert/versions/1", input_ids=ROWS))
+    assert (first.version, second.version) == (1, 2)
+    assert first.vectors.tobytes() != second.vectors.tobytes()
+    ids = tiny.text("a b", model="bert", return_tokens=True).input_ids
+    assert tiny.prompt_embeds(text="a b", model="bert") == tiny.prompt_embeds(ids, model="bert")
     module = make_artifacts.build_frontend("alibi-levels")
     expected = module.bias(2, 3, 5).detach().numpy()
     assert np.array_equal(client.bias(3, 5, model="alibi", query_offset=2), expected)
@@ -261,19 +234,34 @@ def test_bias_and_extra_inputs_match_module(connect: Connect, companions: Server
     assert np.array_equal(client.embed(ROWS, model="alibi", indices=levels).vectors, vectors.detach().numpy())
 
 
-def test_client_is_shared_between_threads(tiny_server: Server) -> None:
+def test_scaled_and_unscaled_vectors_differ_by_the_scale(kinds_client: Any, kinds_repository: Path) -> None:
+    ids = [[3, 0, 10]]
+    rows = read_tables(kinds_repository / "gemma" / "1")["tokens"][ids]
+    model = kinds_client.model("gemma")
+    assert {(row["engine"], row["versions"], row["scale"], row["output"]) for row in model.consumers} >= {
+        ("vllm", ">=0.18", "applied", "token_embeddings"),
+        ("vllm", "<0.18", "none", "unscaled_token_embeddings"),
+    }
+    for output, expected in (("token_embeddings", rows * np.float32(2.5)), ("unscaled_token_embeddings", rows)):
+        assert model.outputs[output] == 4
+        assert kinds_client.embed(ids, model="gemma", output=output).vectors.tobytes() == expected.tobytes()
+        (prompt,) = kinds_client.prompt_embeds(ids, model="gemma", output=output)
+        assert torch.equal(load_prompt(prompt), torch.from_numpy(expected[0]))
+        with kinds_client.decode("gemma", output=output) as stream:
+            assert stream.step(ids).tobytes() == expected.tobytes()
+    with pytest.raises(RequestError, match="expected token_embeddings or unscaled_token_embeddings with the enc"):
+        kinds_client.prompt_embeds(ids, model="gemma", output="embeddings")
+
+
+def test_client_is_shared_between_threads_and_tasks(tiny_server: Server, tiny_client: Any) -> None:
+    rows = [[index % 7, index % 5, index % 3] for index in range(200)]
+    whole = tiny_client.embed(rows, model="gpt").vectors
     with preblock.connect(tiny_server.address) as client, ThreadPoolExecutor(16) as pool:
-        rows = [[index % 7, index % 5, index % 3] for index in range(200)]
         found = list(pool.map(lambda row: client.embed(row, model="gpt").vectors, rows))
-        assert np.array_equal(np.concatenate(found), client.embed(rows, model="gpt").vectors)
+    assert np.array_equal(np.concatenate(found), whole)
 
-
-def test_async_client_is_shared_between_tasks(tiny_server: Server) -> None:
-    async def embed() -> None:
+    async def embed() -> list[Embeddings]:
         async with preblock.connect_async(tiny_server.address) as client:
-            rows = [[index % 7, index % 5, index % 3] for index in range(200)]
-            found = await asyncio.gather(*(client.embed(row, model="gpt") for row in rows))
-            whole = await client.embed(rows, model="gpt")
-            assert np.array_equal(np.concatenate([result.vectors for result in found]), whole.vectors)
+            return await asyncio.gather(*(client.embed(row, model="gpt") for row in rows))
 
-    asyncio.run(embed())
+    assert np.array_equal(np.concatenate([result.vectors for result in asyncio.run(embed())]), whole)

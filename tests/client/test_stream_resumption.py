@@ -4,7 +4,6 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import numpy as np
 import pytest
 
 from preblock.client import errors
-from tests.client.conftest import Connect as Connecting
-from tests.client.conftest import raises_kind, whole
+from tests.client.conftest import Connect, raises_kind, whole
 from tests.client.flaky_proxy import CUT, DROP, SWALLOW, Act, After, FlakyProxy, canned
 from tests.support.artifacts import copy_artifact
 from tests.support.servers import Server, serve
@@ -39,16 +37,9 @@ def decode_rows(client: Any) -> bytearray:
     return found
 
 
-@pytest.fixture(scope="module")
-def impatient(tiny_repository: Path) -> Iterator[Server]:
-    """A server with an idle timeout of one second for streams."""
-    with serve(tiny_repository, PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS="1") as server:
-        yield server
-
-
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_stream_resumes_after_connection_cut_at_any_byte(
-    connect: Connecting, flaky: FlakyProxy, tiny_client: Any, direction: str
+    connect: Connect, flaky: FlakyProxy, tiny_client: Any, direction: str
 ) -> None:
     """Connections are cut at bytes of the handshake, of the opening and of frames, before and in answers."""
     # A late cut follows a cut during the opening, so that pauses do not grow.
@@ -68,7 +59,7 @@ def steps_done(server: Server) -> float:
 
 
 def test_step_with_lost_response_is_repeated_on_resume(
-    connect: Connecting, flaky: FlakyProxy, tiny_client: Any, counted_server: Server
+    connect: Connect, flaky: FlakyProxy, tiny_client: Any, counted_server: Server
 ) -> None:
     flaky.aim(counted_server.address)
     with connect(flaky.address).decode("gpt", resume=True) as stream:
@@ -92,33 +83,21 @@ def test_step_with_lost_response_is_repeated_on_resume(
 
 
 @pytest.mark.parametrize("act", [DROP, SWALLOW, CUT, BUSY])
-def test_stream_resume_stops_at_retry_limit_and_can_be_repeated(
-    connect: Connecting, flaky: FlakyProxy, tiny_client: Any, act: Act
+def test_resume_stops_at_retry_limit_and_can_be_repeated(
+    connect: Connect, flaky: FlakyProxy, tiny_client: Any, act: Act
 ) -> None:
     with connect(flaky.address, retries=1).decode("gpt", resume=True) as stream:
         stream.step([1])
         flaky.script = [act] * 2
         flaky.break_all()
-        kind = "Unavailable" if act == BUSY else "StreamClosed"
-        with raises_kind(kind):
+        with raises_kind("Unavailable" if act == BUSY else "StreamClosed"):
             stream.step([2])
         assert stream.offset == [1]
         assert np.array_equal(stream.step([2]), whole(tiny_client, [2], model="gpt", offset=1))
     assert flaky.connections == 4
 
 
-def test_resuming_stream_opens_after_failed_attempts(connect: Connecting, flaky: FlakyProxy) -> None:
-    flaky.script = [DROP, BUSY]
-    with connect(flaky.address, retries=2).decode("gpt", resume=True) as stream:
-        assert stream.offset == [0]
-    with raises_kind("NotFound"), connect(flaky.address).decode("none", resume=True):
-        pass
-    assert flaky.connections == 4
-
-
-def test_stream_resumes_with_its_first_model_version(
-    connect: Connecting, tiny_repository: Path, tmp_path: Path
-) -> None:
+def test_stream_resumes_with_its_first_model_version(connect: Connect, tiny_repository: Path, tmp_path: Path) -> None:
     (tmp_path / "bert").mkdir()
     shutil.copytree(tiny_repository / "bert" / "1", tmp_path / "bert" / "1")
     with (
@@ -139,25 +118,10 @@ def test_stream_resumes_with_its_first_model_version(
             assert not np.array_equal(client.embed([1], model="bert").vectors, first)
 
 
-def test_stream_resumes_at_other_server_after_shutdown(
-    connect: Connecting, tiny_client: Any, tiny_server: Server, tiny_repository: Path
-) -> None:
-    with serve(tiny_repository) as stopping, FlakyProxy(stopping.address) as flaky:
-        parts = []
-        with connect(flaky.address).decode("gpt", resume=True) as stream:
-            parts.append(stream.step([1, 2]))
-            flaky.aim(tiny_server.address)
-            stopping.process.terminate()
-            stopping.process.wait(60)
-            parts.append(stream.step([3, 4]))
-    assert np.array_equal(np.concatenate(parts, 1), whole(tiny_client, [1, 2, 3, 4], model="gpt"))
-
-
-def test_resumed_stream_rejects_another_artifact(connect: Connecting, tmp_path: Path) -> None:
+def test_resumed_stream_rejects_another_artifact(connect: Connect, tmp_path: Path) -> None:
     """Both servers have a version 1 of the same name, width and limit."""
     for name in ("gpt", "counts-ids"):
         copy_artifact(name, tmp_path / name, "m")
-    message = "^identity: got [0-9a-f]{64}, expected [0-9a-f]{64}: version 1 of 'm' is another artifact there; a new "
     with (
         serve(tmp_path / "gpt") as first,
         serve(tmp_path / "counts-ids") as second,
@@ -168,7 +132,7 @@ def test_resumed_stream_rejects_another_artifact(connect: Connecting, tmp_path: 
         flaky.aim(second.address)
         flaky.break_all()
         for _ in range(2):
-            with pytest.raises(errors.StreamClosed, match=message) as raised:
+            with pytest.raises(errors.StreamClosed, match="is another artifact there") as raised:
                 stream.rewind(0)
             assert raised.value.offset == stream.offset == [1]
         flaky.aim(first.address)
@@ -176,43 +140,38 @@ def test_resumed_stream_rejects_another_artifact(connect: Connecting, tmp_path: 
         assert np.array_equal(stream.step([1]), expected)
 
 
-def test_idle_stream_reports_timeout_or_resumes(connect: Connecting, impatient: Server) -> None:
-    client = connect(impatient.address)
-    with (
-        client.decode("gpt") as fresh,
-        client.decode("gpt") as begun,
-        client.decode("gpt", resume=True) as resumed,
-    ):
-        begun.step([1])
-        resumed.step([1])
-        time.sleep(1.3)
-        for stream, offset in ((fresh, [0]), (begun, [1])):
-            with pytest.raises(errors.StreamClosed, match="idle") as raised:
-                stream.step([2])
-            assert raised.value.offset == offset
-        assert np.array_equal(resumed.step([2]), whole(client, [2], model="gpt", offset=1))
+def test_idle_stream_reports_timeout_or_resumes(connect: Connect, tiny_repository: Path) -> None:
+    with serve(tiny_repository, PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS="1") as impatient:
+        client = connect(impatient.address)
+        with (
+            client.decode("gpt") as fresh,
+            client.decode("gpt") as begun,
+            client.decode("gpt", resume=True) as resumed,
+        ):
+            begun.step([1])
+            resumed.step([1])
+            time.sleep(1.3)
+            for stream, offset in ((fresh, [0]), (begun, [1])):
+                with pytest.raises(errors.StreamClosed, match="idle") as raised:
+                    stream.step([2])
+                assert raised.value.offset == offset
+            assert np.array_equal(resumed.step([2]), whole(client, [2], model="gpt", offset=1))
 
 
-def test_step_timeout_closes_stream(connect: Connecting, flaky: FlakyProxy) -> None:
-    with connect(flaky.address, timeout=0.5).decode("gpt") as stream:
+@pytest.mark.parametrize("resume", [False, True])
+def test_step_timeout_closes_stream_unless_it_resumes(
+    connect: Connect, flaky: FlakyProxy, tiny_client: Any, resume: bool
+) -> None:
+    with connect(flaky.address, timeout=0.5).decode("gpt", resume=resume) as stream:
         stream.step([1])
         flaky.hold()
-        start = time.monotonic()
         with pytest.raises(errors.StreamClosed, match="no answer in time") as raised:
             stream.step([2])
         assert raised.value.offset == stream.offset == [1]
         flaky.release()
         # Its late answer must not be taken for the answer to the next step.
-        with pytest.raises(errors.StreamClosed, match="no answer in time"):
-            stream.step([3])
-    assert time.monotonic() - start < 5
-
-
-def test_resuming_stream_continues_after_step_timeout(connect: Connecting, flaky: FlakyProxy, tiny_client: Any) -> None:
-    with connect(flaky.address, timeout=0.5).decode("gpt", resume=True) as stream:
-        stream.step([1])
-        flaky.hold()
-        with pytest.raises(errors.StreamClosed, match="no answer in time"):
-            stream.step([2])
-        flaky.release()
-        assert np.array_equal(stream.step([3]), whole(tiny_client, [3], model="gpt", offset=1))
+        if resume:
+            assert np.array_equal(stream.step([3]), whole(tiny_client, [3], model="gpt", offset=1))
+        else:
+            with pytest.raises(errors.StreamClosed, match="no answer in time"):
+                stream.step([3])

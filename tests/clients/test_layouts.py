@@ -74,7 +74,7 @@ def test_openvino_looks_up_rows_of_ngrams_bit_for_bit(tmp_path: Path) -> None:
     ids, context = np.random.default_rng(0).integers(0, 99, (2, 7)), np.full((2, 2), 2)
     feeds = {"input_ids": ids, "context": context}
     row_ids = Session(folder, graph="ngram.ids.onnx").run(feeds)["ngram_row_ids"]
-    found = ask("openvino", "openvino_rows.py", str(folder / "ngram.rows.onnx"), json.dumps(row_ids.tolist()))
+    found = ask("openvino", "openvino_embeddings.py", str(folder / "ngram.rows.onnx"), json.dumps(row_ids.tolist()))
     expected = Session(folder, graph="ngrams.onnx").run(feeds)["ngram_embeddings"]
     assert found["shape"] == [2, 7, 2, 64]
     assert found["bytes"] == expected.tobytes().hex()

@@ -1,8 +1,6 @@
 """Row ids and stored rows of n-gram tables over every protocol. Oracle: transformers and its tables in bfloat16."""
 
 import base64
-import json
-import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,14 +15,22 @@ import tritonclient.grpc
 import tritonclient.http
 from numpy.typing import NDArray
 from safetensors.torch import load, load_file
-from websockets.sync.client import connect
 
 import preblock
 from preblock.client import errors
 from preblock.client.sync_client import Client
 from preblock.export.exporter import export
 from tests.clients.shared_memory.shared_client import Client as SharedClient
-from tests.export.qwen4 import LAYERS, WIDTH, random_ids, run_transformers, save_qwen4
+from tests.export.qwen4 import (
+    LAYERS,
+    SHARDS,
+    WIDTH,
+    quantize_tables,
+    random_ids,
+    run_transformers,
+    save_qwen4,
+)
+from tests.support.scrapes import read_metrics
 from tests.support.servers import Server, serve
 
 ROWS, ROW_IDS = "ngram_embeddings", "ngram_row_ids"
@@ -110,18 +116,18 @@ def test_json(rows_server: Server, expected: Expected) -> None:
 def test_large_answers_are_streamed(rows_server: Server, expected: Expected) -> None:
     ids = random_ids(1200, 50, seed=8)
     row_ids = expected.row_ids(ids)
-    headers = {"Content-Type": BYTES, "Accept": BYTES}
-    for output, dtype, right in ((ROWS, "stored", expected.of(row_ids)), (ROW_IDS, "float32", row_ids)):
-        url = f"{rows_server.address}/models/m/embed?output={output}&dtype={dtype}&shape=1200,50"
-        answer = httpx.post(url, content=ids.tobytes(), headers=headers, timeout=60)
+    rows = expected.of(row_ids)
+    url = f"{rows_server.address}/models/m/embed?shape=1200,50"
+    for output, options, right in ((ROWS, "&dtype=stored", rows), (ROW_IDS, "", row_ids)):
+        headers = {"Content-Type": BYTES, "Accept": BYTES}
+        answer = httpx.post(f"{url}&output={output}{options}", content=ids.tobytes(), headers=headers, timeout=60)
         assert answer.status_code == 200, answer.text
         assert answer.headers["Preblock-Dtype"] == right.dtype.name
         assert answer.headers["Content-Length"] == str(right.nbytes)
         assert answer.content == right.tobytes()
-    url = f"{rows_server.address}/models/m/embed?output={ROWS}&encoding=float&shape=1200,50"
-    answer = httpx.post(url, content=ids.tobytes(), headers={"Content-Type": BYTES}, timeout=60)
-    found = np.array(answer.json()[ROWS], np.float32)
-    assert np.array_equal(found, expected.of(row_ids).astype(np.float32))
+    headers = {"Content-Type": BYTES}
+    answer = httpx.post(f"{url}&output={ROWS}&encoding=float", content=ids.tobytes(), headers=headers, timeout=60)
+    assert np.array_equal(np.array(answer.json()[ROWS], np.float32), rows.astype(np.float32))
 
 
 def test_binary_formats(rows_server: Server, expected: Expected) -> None:
@@ -129,7 +135,8 @@ def test_binary_formats(rows_server: Server, expected: Expected) -> None:
     assert answer.headers["Preblock-Dtype"] == "bfloat16"
     assert answer.headers["Preblock-Shape"] == f"2,9,{LAYERS},{WIDTH}"
     assert answer.content == expected.rows.tobytes()
-    assert ask(rows_server, BYTES, output=ROW_IDS).content == expected.ids.tobytes()
+    for dtype in ("stored", "float32", "float16"):
+        assert ask(rows_server, BYTES, output=ROW_IDS, dtype=dtype).content == expected.ids.tobytes()
     assert ask(rows_server, NPY, output=ROW_IDS).content.endswith(expected.ids.tobytes())
     refused = ask(rows_server, NPY, dtype="stored")
     assert refused.status_code == 406
@@ -139,71 +146,55 @@ def test_binary_formats(rows_server: Server, expected: Expected) -> None:
     assert tensors[ROWS].view(torch.int16).numpy().tobytes() == expected.rows.tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["stored", "float32", "float16"])
-def test_row_ids_have_one_type(dtype: str, rows_server: Server, expected: Expected) -> None:
-    assert ask(rows_server, BYTES, output=ROW_IDS, dtype=dtype).content == expected.ids.tobytes()
-
-
 @pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
 def test_open_inference_protocol(module: Any, rows_server: Server, expected: Expected) -> None:
     address = rows_server.grpc if module is tritonclient.grpc else rows_server.address.removeprefix("http://")
-    with module.InferenceServerClient(address) as triton:
-        ids = module.InferInput("input_ids", list(IDS.shape), "INT64").set_data_from_numpy(IDS)
-        outputs = [module.InferRequestedOutput(name) for name in (ROWS, ROW_IDS)]
-        answer = triton.infer("m", [ids], outputs=outputs, parameters={"dtype": "stored"})
+    as_json = {"as_json": True} if module is tritonclient.grpc else {}
+    with ExitStack() as stack:
+        client = SharedClient(module, address, stack)
+        ids, stored = client.plain_input(IDS), {"dtype": "stored"}
+        plain = [module.InferRequestedOutput(name) for name in (ROWS, ROW_IDS)]
+        answer = client.infer("m", [ids], outputs=plain, parameters=stored)
         assert np.array_equal(answer.as_numpy(ROW_IDS), expected.ids)
         assert np.array_equal(answer.as_numpy(ROWS), expected.rows.astype(np.float32))  # the client widens BF16
-        first = answer.get_response() if module is tritonclient.http else answer.get_response(as_json=True)
-        assert [output["datatype"] for output in first["outputs"]] == ["BF16", "INT64"]
-        answer = triton.infer("m", [ids])  # all outputs
-        assert np.array_equal(answer.as_numpy(ROW_IDS), expected.ids)
-        metadata: Any = triton.get_model_metadata("m", **({"as_json": True} if module is tritonclient.grpc else {}))
+        assert [output["datatype"] for output in answer.get_response(**as_json)["outputs"]] == ["BF16", "INT64"]
+        assert np.array_equal(client.infer("m", [ids]).as_numpy(ROW_IDS), expected.ids)  # all outputs
+        metadata: Any = client.get_model_metadata("m", **as_json)
         (described,) = (output for output in metadata["outputs"] if output["name"] == ROW_IDS)
         assert described["datatype"] == "INT64"
         assert [int(size) for size in described["shape"]] == [-1, -1, LAYERS, HEADS]
+        rights = {ROWS: expected.rows, ROW_IDS: expected.ids}
+        regions = {name: client.region(name, np.zeros(right.nbytes, np.uint8)) for name, right in rights.items()}
+        outputs = [client.output(name, right.nbytes, name=name) for name, right in rights.items()]
+        client.infer("m", [ids], outputs=outputs, parameters=stored)
+        for name, right in rights.items():
+            assert regions[name].content() == right.tobytes()
+            client.shared("unregister", name)
+        found = []
+        for begin in range(9):
+            options: dict[str, Any] = {"sequence_id": 5, "sequence_start": begin == 0, "sequence_end": begin == 8}
+            token = client.plain_input(np.ascontiguousarray(IDS[:, begin : begin + 1]))
+            found.append(client.infer("m", [token], outputs=plain[1:], **options).as_numpy(ROW_IDS))
+        assert np.array_equal(np.concatenate(found, axis=1), expected.ids)
 
 
 def test_json_of_the_open_inference_protocol(rows_server: Server, expected: Expected) -> None:
-    body: dict[str, Any] = {
-        "inputs": [{"name": "input_ids", "shape": IDS.shape, "datatype": "INT64", "data": IDS.tolist()}],
-        "outputs": [{"name": ROW_IDS}],
-    }
-    url = f"{rows_server.address}/v2/models/m/infer"
-    (output,) = httpx.post(url, json=body).json()["outputs"]
+    tensor = {"name": "input_ids", "shape": IDS.shape, "datatype": "INT64", "data": IDS.tolist()}
+
+    def infer(*outputs: dict[str, Any], **parameters: str) -> Any:
+        body = {"inputs": [tensor], "outputs": outputs, "parameters": parameters}
+        return httpx.post(f"{rows_server.address}/v2/models/m/infer", json=body).json()
+
+    (output,) = infer({"name": ROW_IDS})["outputs"]
     assert (output["datatype"], output["shape"]) == ("INT64", list(expected.ids.shape))
     assert output["data"] == expected.ids.ravel().tolist()
-    body |= {"outputs": [{"name": ROWS}], "parameters": {"dtype": "stored"}}
-    assert "BF16 has no form in JSON" in httpx.post(url, json=body).json()["error"]
-    body |= {"outputs": [{"name": "embeddings"}]}
-    assert "embeddings has no stored" in httpx.post(url, json=body).json()["error"]
-    body |= {"outputs": [{"name": ROWS, "parameters": {"dtype": "FP16"}}, {"name": "embeddings"}]}
-    assert "got stored, expected FP16, because all outputs have one type" in httpx.post(url, json=body).json()["error"]
-
-
-def test_sequence_has_the_dimensions_of_the_metadata(rows_server: Server, expected: Expected) -> None:
-    with tritonclient.http.InferenceServerClient(rows_server.address.removeprefix("http://")) as triton:
-        found = []
-        for begin in range(9):
-            tensor = tritonclient.http.InferInput("input_ids", [2, 1], "INT64")
-            tensor.set_data_from_numpy(np.ascontiguousarray(IDS[:, begin : begin + 1]))
-            outputs = [tritonclient.http.InferRequestedOutput(ROW_IDS)]
-            options: dict[str, Any] = {"sequence_id": 5, "sequence_start": begin == 0, "sequence_end": begin == 8}
-            found.append(triton.infer("m", [tensor], outputs=outputs, **options).as_numpy(ROW_IDS))
-    assert np.array_equal(np.concatenate(found, axis=1), expected.ids)
-
-
-@pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
-def test_shared_memory(module: Any, rows_server: Server, expected: Expected) -> None:
-    address = rows_server.grpc if module is tritonclient.grpc else rows_server.address.removeprefix("http://")
-    with ExitStack() as stack:
-        client = SharedClient(module, address, stack)
-        regions = {ROWS: expected.rows.nbytes, ROW_IDS: expected.ids.nbytes}
-        handles = {name: client.region(name, np.zeros(size, np.uint8)) for name, size in regions.items()}
-        outputs = [client.output(name, size, name=name) for name, size in regions.items()]
-        client.infer("m", [client.plain_input(IDS)], outputs=outputs, parameters={"dtype": "stored"})
-        for name, right in ((ROWS, expected.rows), (ROW_IDS, expected.ids)):
-            assert bytes(handles[name]._mpsm_handle.buf[: right.nbytes]) == right.tobytes()
-            client.unregister_system_shared_memory(name)
+    half = {"name": ROWS, "parameters": {"dtype": "FP16"}}
+    for outputs, message in (
+        ([{"name": ROWS}], "BF16 has no form in JSON"),
+        ([{"name": "embeddings"}], "embeddings has no stored"),
+        ([half, {"name": "embeddings"}], "got stored, expected FP16, because all outputs have one type"),
+    ):
+        assert message in infer(*outputs, dtype="stored")["error"]
 
 
 def test_stream_token_by_token(client: Client, expected: Expected) -> None:
@@ -211,28 +202,14 @@ def test_stream_token_by_token(client: Client, expected: Expected) -> None:
         for step in range(9):
             rows = stream.step(IDS[:, step : step + 1].tolist())
             ids = stream.companions[ROW_IDS]
-            assert rows.dtype == BFLOAT16
-            assert ids.dtype == np.int64
+            assert (rows.dtype, ids.dtype) == (BFLOAT16, np.dtype(np.int64))
             assert rows.tobytes() == expected.rows[:, step].tobytes()
             assert ids.tobytes() == expected.ids[:, step].tobytes()
-
-
-def test_stream_through_rewind_and_reorder(client: Client, expected: Expected) -> None:
-    first, second = IDS.tolist()
-    with client.decode("m", output=ROW_IDS, rows=2) as stream:
-        stream.step([first[:5], second[:5]])
-        stream.rewind([2, 4])
-        stream.reorder([1, 0, 1])
-        found = stream.step([[50], [51], [52]])
-        fed = [[*second[:4], 50], [*first[:2], 51], [*second[:4], 52]]
-        for row, ids in enumerate(fed):
-            assert np.array_equal(found[row].ravel(), expected.row_ids(np.array([ids]))[0, -1].ravel())
-        uneven = stream.step([[], [60, 61], [62]])
-        right = [
-            expected.row_ids(np.array([fed[1] + [60, 61]]))[0, -2:],
-            expected.row_ids(np.array([fed[2] + [62]]))[0, -1:],
-        ]
-        assert np.array_equal(uneven, np.concatenate([part.reshape(-1, LAYERS * HEADS) for part in right]))
+    with (
+        pytest.raises(errors.RequestError, match=r"dtype: got stored, .*, since embeddings has no stored"),
+        client.decode("m", output=ROWS, companions=["embeddings"], dtype="stored"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("dtype", ["float32", "stored"])
@@ -244,39 +221,38 @@ def test_stream_of_parts_returns_each_output_in_its_dtype(client: Client, expect
         assert stream.companions[ROW_IDS].tobytes() == expected.ids[0].tobytes()
 
 
-def test_messages_of_a_stream(rows_server: Server, expected: Expected) -> None:
-    with connect(f"{rows_server.socket}/models/m/decode?output={ROW_IDS}&encoding=float") as stream:
-        stream.send(json.dumps({"input_ids": IDS[0].tolist()}))
-        assert np.array_equal(np.array(json.loads(stream.recv())[ROW_IDS]).ravel(), expected.ids[0].ravel())
-    with connect(f"{rows_server.socket}/models/m/decode?output={ROW_IDS},{ROWS}") as stream:
-        head = struct.pack("<4sBBHIIIB3s", b"PRBK", 2, 1, 0, 1, 1, 9, 0, bytes(3))
-        stream.send(head + IDS[0].tobytes() + (9).to_bytes(4, "little"))
-        frame = stream.recv()
-        assert isinstance(frame, bytes)
-        assert frame[20:24] == bytes((255, 2, 2, 0))
-        at = 24 + 8 + 16 + 4  # offset, context and length of the row
-        assert struct.unpack_from("<II2B", frame, at) == (LAYERS * HEADS, LAYERS * WIDTH, 4, 1)
-        right = expected.ids[0].tobytes() + expected.rows[0].astype(np.float32).tobytes()
-        assert frame[at + 10 :] == right
-
-
-def test_stream_without_stored_form_is_refused(client: Client) -> None:
-    refused = pytest.raises(errors.RequestError, match=r"dtype: got stored, .*, since embeddings has no stored")
-    with refused, client.decode("m", output=ROWS, companions=["embeddings"], dtype="stored"):
-        pass
-
-
 def test_metrics_count_rows(rows_server: Server) -> None:
-    def read() -> dict[str, float]:
-        lines = httpx.get(f"{rows_server.address}/metrics").text.splitlines()
-        return {name: float(value) for name, _, value in (line.partition(" ") for line in lines if line[0] != "#")}
-
-    before = read()
+    before = read_metrics(rows_server.address)
     assert ask(rows_server, BYTES, dtype="stored").status_code == 200
-    after = read()
+    after = read_metrics(rows_server.address)
     rows = IDS.size * LAYERS * HEADS
-    assert after["preblock_table_rows_total"] - before["preblock_table_rows_total"] == rows
-    gathered = after["preblock_table_row_bytes_total"] - before["preblock_table_row_bytes_total"]
-    assert gathered == rows * 2 * WIDTH // HEADS
-    assert 0 < after["preblock_table_resident_bytes"] < 2**27
-    assert after["process_major_page_faults_total"] >= 0
+    for name, grown in (("rows", rows), ("row_bytes", rows * 2 * WIDTH // HEADS)):
+        assert after[f"preblock_table_{name}_total",] - before[f"preblock_table_{name}_total",] == grown
+    assert 0 < after["preblock_table_resident_bytes",] < 2**27
+    assert after["process_major_page_faults_total",] >= 0
+
+
+@pytest.mark.parametrize("unit", ["tensor", "row", "block"])
+def test_referenced_float8_tables_are_scaled(unit: str, tmp_path: Path) -> None:
+    """Oracle: torch, for float8 with scales."""
+    folder = save_qwen4(tmp_path / "model", ple_embed_dim=1040, ngram_vocab_size_base=150)
+    values = quantize_tables(folder, unit)
+    export(str(folder), "m", tmp_path / "repository", reference=True)
+    with (
+        serve(tmp_path / "repository", "--reference-roots", str(folder)) as server,
+        preblock.connect(server.address) as client,
+    ):
+        outputs = client.model("m").outputs
+        assert outputs["ngram_scales"] == outputs[ROW_IDS] * (3 if unit == "block" else 1)
+        ids, rows = (client.embed(IDS, model="m", output=output).vectors for output in (ROW_IDS, ROWS))
+        stored = client.embed(IDS, model="m", output=ROWS, dtype="stored")
+    assert stored.to_torch().dtype == torch.float8_e4m3fn
+    assert np.array_equal(ids, run_transformers(folder, [IDS])[0])
+    expected, parts = [], load_file(folder / "model.safetensors")
+    for layer in range(LAYERS):
+        names = [f"model.layers.{layer}.{SHARDS}{shard}.weight" for shard in range(4)]
+        places = torch.from_numpy(ids[:, :, layer])
+        expected.append(torch.cat([values[name] for name in names])[places].flatten(2))
+        table = torch.cat([parts[name].view(torch.uint8) for name in names])
+        assert stored.vectors[:, :, layer].tobytes() == table[places].numpy().tobytes()
+    assert rows.tobytes() == torch.stack(expected, 2).numpy().tobytes()

@@ -7,8 +7,8 @@ import pytest
 
 from tests.clients.client_environments import ask
 from tests.support.paths import ROOT
-from tests.support.protocols import Clients, connect, native_bytes
-from tests.support.servers import LOADING_HINT, Server, serve
+from tests.support.protocols import Clients, native_bytes
+from tests.support.servers import LOADING_HINT, Server
 from tests.support.static_models import load_wordllama
 
 FIELDS = {"input_ids": [[1, 2, 3], [4, 5, 6]]}
@@ -38,14 +38,6 @@ def test_kserve_accepts_deployed_manifests(tmp_path: Path) -> None:
         ".spec.predictor.maxReplica",
         ".spec.predictor.autoScaling.metrics[].external.metric.queries",
     ]
-
-
-def test_kserve_client_reaches_model_by_alias(tiny_repository: Path) -> None:
-    with serve(tiny_repository, "--alias", "embeddings=gpt") as server, connect(server) as clients:
-        found = ask("kserve", "kserve_client.py", server.address, server.grpc, "embeddings")
-        expected = native_bytes(clients, "gpt", FIELDS).tobytes().hex()
-    assert found["http"] == [True, True, True, False]
-    assert found["answers"] == [["7", "embeddings", "FP32", expected]] * 6
 
 
 def test_langchain_embeddings_match_wordllama(model_server: Server) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from preblock.export.exporter import export
 from preblock.export.verification import verify
 from preblock.service.runtime.session import INLINE_MAX_VALUES
+from tests.clients.openai_api.responses import connected
 from tests.support.exports import translations  # noqa: F401
 from tests.support.servers import Server, serve
 from tests.support.static_models import WIDTH, make_table, make_tokenizer, save_bag, save_mapped
@@ -27,10 +28,7 @@ TEXTS = ["hello world", "abc ? jih", "a", "hello hello !! b", "cab fed"]
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("static")
-    return {
-        "mapped": save_mapped(root / "mapped"),
-        "bag": save_bag(root / "bag"),
-    }
+    return {"mapped": save_mapped(root / "mapped"), "bag": save_bag(root / "bag")}
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +47,7 @@ def static_server(family_repository: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def client(static_server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{static_server.address}/v1", api_key="none", max_retries=0) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def static_http(static_server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=static_server.address) as opened:
+    with connected(static_server) as opened:
         yield opened
 
 
@@ -73,30 +65,24 @@ def bag_of(texts: list[str]) -> NDArray[np.float32]:
     return found
 
 
-def test_embeddings_match_model2vec(client: openai.OpenAI, sources: dict[str, Path]) -> None:
-    oracle = StaticModel.from_pretrained(sources["mapped"]).encode(TEXTS)
-    np.testing.assert_allclose(embed(client, "mapped", TEXTS), oracle, rtol=1e-5, atol=2e-7)
-
-
 @pytest.mark.parametrize("dimensions", [1, 4, WIDTH])
-def test_embeddings_with_dimensions_match_model2vec(
-    dimensions: int, client: openai.OpenAI, sources: dict[str, Path]
-) -> None:
+def test_embeddings_match_libraries(dimensions: int, client: openai.OpenAI, sources: dict[str, Path]) -> None:
+    """Oracles: model2vec, and the module that sentence-transformers uses."""
     oracle = StaticModel.from_pretrained(sources["mapped"], dimensionality=dimensions).encode(TEXTS)
     found = embed(client, "mapped", TEXTS, dimensions=dimensions)
     assert found.shape == (len(TEXTS), dimensions)
     np.testing.assert_allclose(found, oracle, rtol=1e-5, atol=2e-7)
-
-
-@pytest.mark.parametrize("dimensions", [1, 4, WIDTH])
-def test_embeddings_match_sentence_transformers(dimensions: int, client: openai.OpenAI) -> None:
     found = embed(client, "bag", TEXTS, dimensions=dimensions)
     np.testing.assert_allclose(found, bag_of(TEXTS)[:, :dimensions], rtol=1e-6)
 
 
-def test_token_ids_and_text_return_same_embeddings(client: openai.OpenAI) -> None:
+def test_ids_and_means_of_native_api_return_same_embeddings(client: openai.OpenAI, static_server: Server) -> None:
+    expected = embed(client, "mapped", TEXTS)
     rows = [encoding.ids for encoding in make_tokenizer().encode_batch(TEXTS, add_special_tokens=False)]
-    assert np.array_equal(embed(client, "mapped", rows), embed(client, "mapped", TEXTS))
+    assert np.array_equal(embed(client, "mapped", rows), expected)
+    body = {"text": TEXTS, "pooling": "mean", "encoding": "float"}
+    response = httpx.post(f"{static_server.address}/models/mapped/embed", json=body)
+    assert np.array_equal(np.array(response.raise_for_status().json()["embeddings"], np.float32), expected)
 
 
 def test_special_tokens_are_added_on_request(client: openai.OpenAI) -> None:
@@ -113,51 +99,27 @@ def test_truncated_text_matches_model2vec(client: openai.OpenAI, sources: dict[s
 
 def test_large_request_matches_reference(client: openai.OpenAI) -> None:
     texts = [" ".join(TEXTS * 1000)] * 3
-    response = client.embeddings.create(model="bag", input=texts, dimensions=5)
-    assert response.usage.prompt_tokens * WIDTH > INLINE_MAX_VALUES
-    found = np.array([item.embedding for item in response.data], np.float32)
-    np.testing.assert_allclose(found, bag_of(texts)[:, :5], rtol=1e-6)
-
-
-def test_native_api_mean_pooling_matches_openai_api(client: openai.OpenAI, static_http: httpx.Client) -> None:
-    response = static_http.post("/models/mapped/embed", json={"text": TEXTS, "pooling": "mean", "encoding": "float"})
-    found = np.array(response.raise_for_status().json()["embeddings"], np.float32)
-    assert np.array_equal(found, embed(client, "mapped", TEXTS))
-
-
-def test_pooling_none_returns_token_vectors(client: openai.OpenAI) -> None:
-    found = embed(client, "bag", [[24, 4, 1]], extra_body={"pooling": "none"})
-    assert np.array_equal(found.reshape(3, WIDTH), make_table()[[24, 4, 1]])
+    assert 3 * len(make_tokenizer().encode(texts[0]).ids) * WIDTH > INLINE_MAX_VALUES
+    np.testing.assert_allclose(embed(client, "bag", texts, dimensions=5), bag_of(texts)[:, :5], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "param", "got"),
     [
-        ({"dimensions": 0}, "dimensions: got 0, expected 1 to 8, or nothing"),
-        ({"dimensions": 9}, "dimensions: got 9, expected 1 to 8, or nothing"),
-        ({"dimensions": True}, "dimensions: got True, expected 1 to 8, or nothing"),
-        ({"dimensions": 2.0}, "dimensions: got 2.0, expected 1 to 8, or nothing"),
-        ({"dimensions": 3, "pooling": "none"}, "dimensions: got 3, expected 8, the width of this model, or nothing"),
-        ({"input": ["a", "? !"]}, "input[1]: got no known token, expected at least one, to take the mean"),
-        ({"input": [[4], [1]]}, "input[1]: got no known token, expected at least one, to take the mean"),
-        ({"input": ["a", ""]}, "input[1]: got '', expected a text of at least one character"),
-        ({"input": "? " * 8 + "a", "truncate": "right"}, "input[0]: got no known token, expected at least one"),
-        ({"input": "a " * 9}, "This model's maximum context length is 8 tokens, but input[0] has 9 tokens."),
+        *(({"dimensions": value}, "dimensions", f"got {value}, expected 1 to 8") for value in (0, 9, True, 2.0)),
+        ({"dimensions": 3, "pooling": "none"}, "dimensions", "got 3, expected 8"),
+        ({"input": ["a", "? !"]}, "input[1]", "got no known token"),
+        ({"input": [[4], [1]]}, "input[1]", "got no known token"),
+        ({"input": "? " * 8 + "a", "truncate": "right"}, "input[0]", "got no known token"),
     ],
 )
 def test_invalid_request_is_rejected_with_field(
-    fields: dict[str, Any], message: str, static_http: httpx.Client
+    fields: dict[str, Any], param: str, got: str, client: openai.OpenAI
 ) -> None:
-    response = static_http.post("/v1/embeddings", json={"model": "mapped", "input": "a", **fields})
-    assert response.status_code == 400
-    assert response.json()["error"]["message"].startswith(message)
-
-
-def test_manifest_states_pooling_and_steps(static_http: httpx.Client) -> None:
-    manifest = static_http.get("/models/mapped").json()["manifest"]
-    assert manifest["sentence"] == {"pooling": "mean", "normalize": True, "ignored_ids": [1]}
-    assert [step["kind"] for step in manifest["front_end"]["steps"]] == ["tokens", "weights"]
-    assert (manifest["family"], manifest["max_len"]) == ("model2vec", 8)
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.embeddings.create(model="mapped", input="a", extra_body=fields)
+    assert raised.value.param == param
+    assert f"{param}: {got}" in raised.value.message
 
 
 def test_verify_of_static_model_is_bit_exact(family_repository: Path) -> None:

@@ -71,35 +71,27 @@ def test_triton_config_lists_only_compatible_versions(triton_repository: Path) -
     assert list(read(write_config(triton_repository / "bert")).version_policy.specific.versions) == [3, 5]
 
 
-def test_triton_config_describes_rotary_outputs_and_stems(tmp_path: Path) -> None:
-    save("llama", tmp_path / "llama")
-    export(str(tmp_path / "llama"), "llama", tmp_path / "repository")
-    config = read(write_config(tmp_path / "repository" / "llama"))
-    outputs = [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in config.output]
-    assert outputs == [
-        ("embeddings", triton.TYPE_FP32, [-1, -1, 32]),
-        ("rotary_cos", triton.TYPE_FP32, [-1, -1, 8]),
-        ("rotary_sin", triton.TYPE_FP32, [-1, -1, 8]),
-    ]
+@pytest.mark.parametrize("name", ["gpt", "rotary", "vit"])
+def test_config_describes_the_graph_as_onnxruntime_does(name: str, tmp_path: Path) -> None:
+    folder = copy_artifact(name, tmp_path)
+    config = read(write_config(tmp_path / name))
+    assert config.parameters["family"].string_value == {"gpt": "gpt2"}.get(name, name)
+    session = onnxruntime.InferenceSession(folder / config.default_model_filename)
+    types = {"tensor(int64)": triton.TYPE_INT64, "tensor(float)": triton.TYPE_FP32}
+    for described, nodes in ((config.input, session.get_inputs()), (config.output, session.get_outputs())):
+        assert [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in described] == [
+            (node.name, types[node.type], [size if isinstance(size, int) else -1 for size in node.shape])
+            for node in nodes
+        ]
+
+
+def test_config_describes_an_audio_stem(tmp_path: Path) -> None:
     stem = AudioStem(AudioConfig(family="whisper/encoder", width=8, channels=5, positions=6))
-    export_loaded(LoadedSource(stem, Source(kind="module")), "whisper", tmp_path / "repository")
-    config = read(write_config(tmp_path / "repository" / "whisper"))
+    export_loaded(LoadedSource(stem, Source(kind="module")), "whisper", tmp_path)
+    config = read(write_config(tmp_path / "whisper"))
     (taken,) = config.input
     assert (taken.name, taken.data_type, list(taken.dims)) == ("input_features", triton.TYPE_FP32, [-1, 5, 12])
     assert {name: value.string_value for name, value in config.parameters.items()} == {"family": "whisper/encoder"}
-
-
-def test_triton_config_shapes_match_onnxruntime(triton_repository: Path) -> None:
-    for name in ("bert", "gpt"):
-        config = read(write_config(triton_repository / name))
-        version = max(config.version_policy.specific.versions)
-        session = onnxruntime.InferenceSession(triton_repository / name / str(version) / config.default_model_filename)
-        types = {"tensor(int64)": triton.TYPE_INT64, "tensor(float)": triton.TYPE_FP32}
-        for described, nodes in ((config.input, session.get_inputs()), (config.output, session.get_outputs())):
-            assert [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in described] == [
-                (node.name, types[node.type], [size if isinstance(size, int) else -1 for size in node.shape])
-                for node in nodes
-            ]
 
 
 def test_triton_optimization_level_keeps_bits(tmp_path: Path) -> None:

@@ -19,27 +19,17 @@ def source(**parts: object) -> plots.PlotSource:
     return plots.PlotSource(name="model", **parts)  # type: ignore[arg-type]
 
 
-def test_plot_command_lists_all_figure_kinds() -> None:
+def test_heatmap_and_similarity_show_position_table(tmp_path: Path) -> None:
     assert tuple(KINDS) == command.KINDS
-
-
-def test_heatmap_shows_position_table_rows(tmp_path: Path) -> None:
     folder = copy_artifact("gpt", tmp_path)
-    (image,) = plots.heatmap(plots.read_artifact(folder)).axes[0].images
-    assert np.array_equal(np.asarray(image.get_array()), read_tables(folder)["positions"])
+    rows, read = read_tables(folder)["positions"], plots.read_artifact(folder)
+    (image,) = plots.heatmap(read).axes[0].images
+    assert np.array_equal(np.asarray(image.get_array()), rows)
     low, high = image.get_clim()
     assert low == -high
-
-
-def test_similarity_shows_cosines_of_positions(tmp_path: Path) -> None:
-    folder = copy_artifact("gpt", tmp_path)
-    (image,) = plots.similarity(plots.read_artifact(folder)).axes[0].images
-    rows = read_tables(folder)["positions"].astype(np.float64)
-    expected = [[a @ b / np.sqrt((a @ a) * (b @ b)) for b in rows] for a in rows]
+    (image,) = plots.similarity(read).axes[0].images
+    expected = [[a @ b / np.sqrt((a @ a) * (b @ b)) for b in rows.astype(float)] for a in rows.astype(float)]
     assert np.allclose(np.asarray(image.get_array()), expected, atol=1e-12)
-
-
-def test_cosine_of_zero_row_is_zero() -> None:
     assert cosine_similarity(np.array([[0.0, 0.0], [3.0, 4.0]])).tolist() == [[0, 0], [0, 1]]
 
 
@@ -83,22 +73,16 @@ def test_parameter_bars_show_counts_and_shares() -> None:
     assert [text.get_text() for text in axes.texts] == ["30 (75.0%)", "10 (25.0%)"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("heatmap", "model has no position vectors; expected parameters"),
-        ("similarity", "model has no position vectors; expected parameters"),
-        ("pca", "model has no known token vectors; expected parameters"),
-        ("wavelengths", "model has no sinusoids and no rotary frequencies; expected parameters"),
-        ("bias", "model has no attention bias by distance; expected parameters"),
-    ],
-)
-def test_figure_kind_without_data_is_rejected(kind: str, message: str) -> None:
-    with pytest.raises(Invalid, match=f"^{message}$"):
-        KINDS[kind].draw(source(parameters={"tokens": 1}))
-
-
-def test_parameters_figure_without_trained_table_is_rejected() -> None:
+def test_figure_kind_without_data_is_rejected() -> None:
+    for kind, missing in (
+        ("heatmap", "position vectors"),
+        ("similarity", "position vectors"),
+        ("pca", "known token vectors"),
+        ("wavelengths", "sinusoids and no rotary frequencies"),
+        ("bias", "attention bias by distance"),
+    ):
+        with pytest.raises(Invalid, match=f"^model has no {missing}; expected parameters$"):
+            KINDS[kind].draw(source(parameters={"tokens": 1}))
     with pytest.raises(Invalid, match="model has no trained table; expected another model"):
         plots.parameters(source())
 

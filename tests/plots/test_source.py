@@ -16,15 +16,24 @@ FIRST_ROWS = {"gpt": 0, "bert": 0, "counts-slots": 2, "counts-ids": 2, "counts-m
 """Artifacts with positions, and their row of position 0."""
 
 
-@pytest.mark.parametrize("name", FIRST_ROWS)
-def test_artifact_position_rows_equal_its_table(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [*FIRST_ROWS, "llama", "alibi"])
+def test_artifact_rows_equal_its_tables(name: str, tmp_path: Path) -> None:
     folder = copy_artifact(name, tmp_path)
-    source = plots.read_artifact(folder)
-    assert source.positions is not None
-    assert source.max_len is not None
-    table = read_tables(folder)["positions"][FIRST_ROWS[name] :]
-    assert np.array_equal(source.positions(0, source.max_len), table[: source.max_len])
-    assert np.array_equal(source.positions(3, 2), table[3:5])
+    source, tables = plots.read_artifact(folder), read_tables(folder)
+    assert source.tokens is not None
+    assert source.vocab_size == len(tables["tokens"])
+    assert np.array_equal(source.tokens(np.array([3, 0, 6])), tables["tokens"][[3, 0, 6]])
+    assert (source.positions is None) == (name not in FIRST_ROWS)
+    if source.positions is not None:
+        assert source.max_len is not None
+        table = tables["positions"][FIRST_ROWS[name] :]
+        assert np.array_equal(source.positions(0, source.max_len), table[: source.max_len])
+        assert np.array_equal(source.positions(3, 2), table[3:5])
+    if name == "bert":
+        expected = {f"{step}.weight": table.size for step, table in tables.items()}
+        assert dict(source.parameters) == expected | {"norm.weight": 4, "norm.bias": 4}
+    if name == "llama":
+        assert np.allclose(source.wavelengths["rotary"], 2 * np.pi * 10000 ** (np.arange(3) / 3), rtol=1e-6)
 
 
 def test_artifact_sinusoids_equal_formula(model_repository: Path) -> None:
@@ -38,35 +47,13 @@ def test_artifact_sinusoids_equal_formula(model_repository: Path) -> None:
     assert np.allclose(source.wavelengths["positions"], wavelengths, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["gpt", "bert", "llama", "alibi"])
-def test_artifact_token_rows_equal_its_table(name: str, tmp_path: Path) -> None:
-    folder = copy_artifact(name, tmp_path)
-    source = plots.read_artifact(folder)
-    assert source.tokens is not None
-    table = read_tables(folder)["tokens"]
-    assert source.vocab_size == len(table)
-    assert np.array_equal(source.tokens(np.array([3, 0, 6])), table[[3, 0, 6]])
-
-
-def test_artifact_parameter_counts_equal_table_sizes(tmp_path: Path) -> None:
-    folder = copy_artifact("bert", tmp_path)
-    expected = {f"{name}.weight": table.size for name, table in read_tables(folder).items()}
-    assert dict(plots.read_artifact(folder).parameters) == expected | {"norm.weight": 4, "norm.bias": 4}
-
-
 @pytest.mark.parametrize("name", ["bert", "segments", "rotary", "alibi", "t5"])
 def test_artifact_source_equals_module_source(name: str, tmp_path: Path) -> None:
     stored, module = plots.read_artifact(copy_artifact(name, tmp_path)), plots.read_module(build_frontend(name))
-    assert (stored.positions is None) == (module.positions is None)
-    if stored.positions and module.positions:
-        assert np.array_equal(stored.positions(1, 5), module.positions(1, 5))
-    assert (stored.bias is None) == (module.bias is None)
-    if stored.bias and module.bias:
-        assert np.array_equal(stored.bias(9), module.bias(9))
-    assert stored.tokens is not None
-    assert module.tokens is not None
-    ids = np.array([1, 5])
-    assert np.array_equal(stored.tokens(ids), module.tokens(ids))
+    for part, arguments in (("positions", (1, 5)), ("bias", (9,)), ("tokens", (np.array([1, 5]),))):
+        found, expected = getattr(stored, part), getattr(module, part)
+        assert (found is None) == (expected is None), part
+        assert found is None or np.array_equal(found(*arguments), expected(*arguments)), part
     assert list(stored.wavelengths) == list(module.wavelengths)
     for key, values in stored.wavelengths.items():
         assert np.allclose(values, module.wavelengths[key], rtol=1e-6)
@@ -81,45 +68,36 @@ def test_alibi_bias_decreases_with_distance() -> None:
     assert np.array_equal(source.bias(6), slopes[:, None, None] * (index[None, :] - index[:, None]))
 
 
-def test_rotary_wavelengths_follow_the_formula() -> None:
-    source = plots.read_module(models.RotaryEmbedding(models.RotaryConfig(dim=8, theta=500.0)))
-    assert np.allclose(source.wavelengths["rotary"], 2 * np.pi * 500.0 ** (np.arange(4) / 4), rtol=1e-6)
+@pytest.mark.parametrize(
+    ("module", "name", "base"),
+    [
+        (models.RotaryEmbedding(models.RotaryConfig(dim=8, theta=500.0)), "rotary", 500.0),
+        (models.SinusoidalPositionalEncoding(8, 4, base=100.0), "positions", 100.0),
+        (models.HybridPositionalEncoding(8, 4, base=100.0), "positions", 100.0),
+    ],
+)
+def test_wavelengths_follow_the_formula(module: nn.Module, name: str, base: float) -> None:
+    expected = 2 * np.pi * base ** (np.arange(4) / 4)
+    assert np.allclose(plots.read_module(module).wavelengths[name], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [models.SinusoidalPositionalEncoding, models.HybridPositionalEncoding])
-def test_module_wavelengths_use_its_base(kind: type[nn.Module]) -> None:
-    source = plots.read_module(kind(8, 4, base=100.0))
-    assert np.allclose(source.wavelengths["positions"], 2 * np.pi * 100.0 ** (np.arange(4) / 4), rtol=1e-12)
-
-
-def test_module_position_rows_ignore_dropout() -> None:
-    module = models.LearnedPositionalEncoding(4, 6, dropout=0.9)
-    source = plots.read_module(module.train())
-    assert source.positions is not None
-    assert np.array_equal(source.positions(2, 3), module.weight.numpy(force=True)[2:5])
-    assert module.training
-
-
-def test_grid_position_rows_are_its_cells() -> None:
-    module = models.LearnedGridEncoding(4, 2, 3)
-    source = plots.read_module(module)
-    assert source.positions is not None
-    assert source.max_len == 6
-    assert np.array_equal(source.positions(0, 6), module.weight.numpy(force=True))
-
-
-def test_token_embedding_source_returns_its_rows() -> None:
-    module = models.TokenEmbedding(5, 4)
-    source = plots.read_module(module)
+def test_module_rows_are_those_of_its_table() -> None:
+    """Without dropout; of a grid the cells."""
+    dropping, grid = models.LearnedPositionalEncoding(4, 6, dropout=0.9), models.LearnedGridEncoding(4, 2, 3)
+    for module in (dropping.train(), grid):
+        source = plots.read_module(module)
+        assert source.positions is not None
+        assert source.max_len == 6
+        assert np.array_equal(source.positions(2, 3), module.weight.numpy(force=True)[2:5])
+        assert module.training
+    tokens = models.TokenEmbedding(5, 4)
+    source = plots.read_module(tokens)
     assert source.tokens is not None
-    assert np.array_equal(source.tokens(np.array([4, 1])), module.weight.numpy(force=True)[[4, 1]])
+    assert np.array_equal(source.tokens(np.array([4, 1])), tokens.weight.numpy(force=True)[[4, 1]])
 
 
-def test_unsupported_module_is_rejected() -> None:
+def test_unknown_sources_are_rejected() -> None:
     with pytest.raises(Invalid, match="module: got Linear, expected a front-end, TokenEmbedding"):
         plots.read_module(torch.nn.Linear(2, 2))
-
-
-def test_unknown_preset_is_rejected() -> None:
     with pytest.raises(Invalid, match="preset: got 'gpt9', expected gpt2-small, transformer-base"):
         plots.read_preset("gpt9")

@@ -19,6 +19,8 @@ FAILURE = "CUDA_DRIVER_FAILURE"
 class GpuMemory:
     """Memory of GPU 0, by the functions of tritonclient."""
 
+    kind = "cuda"
+
     def __init__(self, size: int) -> None:
         from tritonclient.utils import cuda_shared_memory
 
@@ -42,6 +44,8 @@ class GpuMemory:
 
 class StandInMemory:
     """Memory of the driver of the tests: POSIX shared memory, with its name in the handle."""
+
+    kind = "cuda"
 
     def __init__(self, size: int) -> None:
         self._file = Path("/dev/shm", f"preblock-test-{secrets.token_hex(8)}")

@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 import preblock
 from preblock.client import AsyncClient, Client
+from tests.support.open_inference import binary_infer
 from tests.support.servers import Server
 
 Fields = dict[str, Any]
@@ -177,24 +178,9 @@ def open_inference_json(clients: Clients, model: str, fields: Fields) -> Vectors
 
 def open_inference_binary(clients: Clients, model: str, fields: Fields) -> Vectors:
     arrays = {name: np.array(value, "<i8") for name, value in _tensors(fields).items()}
-    inputs = [
-        {
-            "name": name,
-            "datatype": "INT64",
-            "shape": array.shape,
-            "parameters": {"binary_data_size": array.nbytes},
-        }
-        for name, array in arrays.items()
-    ]
-    document = {"inputs": inputs, "outputs": EMBEDDINGS_OUTPUT, "parameters": {"binary_data_output": True}}
-    header = json.dumps(document).encode()
-    answer = _accepted(
-        clients.http.post(
-            f"/v2/models/{model}/infer",
-            content=header + b"".join(array.tobytes() for array in arrays.values()),
-            headers={"Inference-Header-Content-Length": str(len(header)), "Content-Type": "application/octet-stream"},
-        )
-    )
+    headers, content = binary_infer(arrays, parameters={"binary_data_output": True})
+    headers["Content-Type"] = "application/octet-stream"
+    answer = _accepted(clients.http.post(f"/v2/models/{model}/infer", content=content, headers=headers))
     length = int(answer.headers["Inference-Header-Content-Length"])
     output = json.loads(answer.content[:length])["outputs"][0]
     return np.frombuffer(answer.content[length:], "<f4").reshape(-1, output["shape"][-1])

@@ -5,24 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-WORDS = (
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "hello",
-    "world",
-    "a",
-    "b",
-    "don",
-    "t",
-    "##s",
-    "##ick",
-    "é",
-    "É",
-    "Hello",
-    "The",
-)
+WORDS = ["the", "quick", "brown", "fox", "hello", "world", "a", "b", "don", "t", "##s", "##ick", "é", "É"]
+WORDS += ["Hello", "The"]
 CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,!?'`\"-éÉç東京日本"
 
 
@@ -75,18 +59,13 @@ def byte_level(*tokens: str, prefix: bool = False, **parts: Any) -> dict[str, An
     """Return a byte-level BPE tokenizer, as GPT-2's, whose first ids are `tokens`."""
     merges = [["t", "h"], ["th", "e"], ["Ġ", "the"], ["h", "e"], ["l", "l"], ["Ġ", "a"], ["q", "u"], ["1", "2"]]
     words = dict.fromkeys((*tokens, *_bytes(), *("".join(pair) for pair in merges)))
-    model = {"dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    model = dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False) | dict.fromkeys(
+        ("dropout", "unk_token")
+    )
+    model |= {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
     level = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": True}
     return document(
-        {
-            "type": "BPE",
-            **model,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {word: index for index, word in enumerate(words)},
-            "merges": merges,
-        },
+        {"type": "BPE", **model, "vocab": {word: index for index, word in enumerate(words)}, "merges": merges},
         **{"added_tokens": added(*tokens), "pre_tokenizer": level, "decoder": level, **parts},
     )
 
@@ -113,20 +92,13 @@ def llama(
     pieces = dict.fromkeys((*tokens, *(f"<0x{i:02X}>" for i in range(256)), "▁", *CHARACTERS[:60]))
     pieces |= dict.fromkeys("".join(pair) for pair in merges)
     ids = {piece: index for index, piece in enumerate(pieces)}
-    model = {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
+    missing = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    model = {**dict.fromkeys(missing), "fuse_unk": True, "byte_fallback": True, "ignore_merges": False}
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     old = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace]}
     new = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
     return document(
-        {
-            "type": "BPE",
-            **model,
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "vocab": ids,
-            "merges": merges,
-        },
+        {"type": "BPE", **model, "vocab": ids, "merges": merges},
         **{
             "added_tokens": added(*tokens),
             "normalizer": old if legacy else None,

@@ -85,14 +85,8 @@ def address_in(banner: str) -> str:
 
 
 def wait_for_answer(address: str) -> str:
-    """Return the address of a server without a banner, once it answers."""
-
-    def answers() -> bool:
-        with suppress(httpx.TransportError):
-            return httpx.get(f"{address}/livez").status_code == 200
-        return False
-
-    wait_until(answers, 60)
+    """Return the address of a server without a banner, once it serves."""
+    wait_until(lambda: is_ready(address), 60)
     return address
 
 

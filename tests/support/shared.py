@@ -162,4 +162,5 @@ def _changes(made: Path) -> Iterator[str]:
 
 
 def _runs(folder: Path) -> bool:
-    return not (folder / "status").exists()
+    status = folder / "status"
+    return not (status.exists() and status.read_text())

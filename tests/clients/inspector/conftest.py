@@ -18,7 +18,7 @@ def inspected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Serve models of every kind: segments and text, learned positions, rotary, biases, n-grams, images, static."""
     root = tmp_path_factory.mktemp("inspected")
     for name in ("bert", "gpt", "rotary", "t5", "alibi", "ngrams", "vit"):
-        copy_artifact(name, root, name)
+        copy_artifact(name, root)
     copy_artifact("bert-again", root, "bert")
     shutil.copytree(ROOT / "model_repository/wordllama", root / "wordllama")
     edit_manifest(root / "t5/1", lambda manifest: manifest["source"].update(kind="preset", name="tiny"))
@@ -35,6 +35,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 @pytest.fixture
 def page(browser: Page, inspected: Server) -> Page:
     browser.events.clear()
+    browser.call("Emulation.clearDeviceMetricsOverride")
     load(browser, inspected)
     browser.wait_for("document.getElementById('version').value")
     return browser

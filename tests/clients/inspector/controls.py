@@ -31,9 +31,48 @@ def submit(page: Page, form: str) -> None:
     page.evaluate(f"document.getElementById('{form}-form').requestSubmit()")
 
 
+def wait_for_text(page: Page, name: str, words: str = "") -> str:
+    """Wait until an element has the words, or any; return all of its words."""
+    page.wait_for(f"document.getElementById('{name}').innerText.trim().includes({json.dumps(words)})")
+    page.wait_for(f"document.getElementById('{name}').innerText")
+    return text(page, name)
+
+
+def wait_for_view(page: Page, name: str) -> None:
+    """Wait until an element is not hidden."""
+    page.wait_for(f"!document.getElementById('{name}').hidden")
+
+
 def choose(page: Page, model: str) -> None:
     fill(page, model=model)
     page.wait_for(f"document.getElementById('status').innerText.startsWith('{model}')")
+
+
+def choose_version(page: Page, model: str, version: int) -> None:
+    choose(page, model)
+    fill(page, version=str(version))
+    wait_for_text(page, "status", f"{model}, version {version}")
+
+
+def embed(page: Page, **values: str) -> None:
+    """Fill the panel, and wait for the vectors."""
+    fill(page, **values)
+    submit(page, "embed")
+    wait_for_view(page, "embed-result")
+    assert text(page, "embed-error") == ""
+
+
+def resize(page: Page, width: int, scheme: str = "light") -> None:
+    """Show the page in a width and a scheme of colours, and wait until it is drawn. The next page has its own again."""
+    page.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    page.call("Emulation.setScrollbarsHidden", hidden=True)
+    draw(page)
+
+
+def draw(page: Page) -> None:
+    """Wait until the page is drawn."""
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def load(page: Page, server: Server, path: str = "/") -> None:
@@ -77,8 +116,9 @@ def ticks(page: Page, picture: str, axis: str) -> Any:
     return page.evaluate(f"Array.from({words}, (word) => word.innerText)")
 
 
-def messages(page: Page) -> Any:
-    return page.evaluate("""Array.from(document.querySelectorAll("#messages tr"), (row) =>
+def cells(page: Page, name: str) -> Any:
+    """Return the words of a table, row by row."""
+    return page.evaluate(f"""Array.from(document.querySelectorAll("#{name} tr"), (row) =>
         Array.from(row.cells, (cell) => cell.innerText))""")
 
 
@@ -86,7 +126,7 @@ def use_stream(page: Page) -> None:
     """Step, rewind, reorder, and fail; then close."""
     fill(page, rows="2", open_offset="1")
     submit(page, "open")
-    page.wait_for("!document.getElementById('stream').hidden")
+    wait_for_view(page, "stream")
     for form, field, given, offsets in (
         ("step", "step_ids", "5, 6; 2", "[3, 2]"),
         ("rewind", "rewind", "2, 2", "[2, 2]"),
@@ -96,7 +136,7 @@ def use_stream(page: Page) -> None:
         fill(page, **{field: given})
         submit(page, form)
         page.wait_for(f"document.querySelector('#messages td + td')?.innerText === '{offsets}'")
-    found = messages(page)
+    found = cells(page, "messages")
     assert [row[0].split()[0] for row in found] == ["step", "reorder", "rewind", "step"]
     assert len(found[-1][3].split(", ")) == 3
     rows = page.evaluate("Array.from(document.getElementById('stream-rows').children, (row) => row.innerText)")
@@ -110,8 +150,8 @@ def use_stream(page: Page) -> None:
     ):
         fill(page, **{field: given})
         submit(page, form)
-        page.wait_for(f"document.getElementById('decode-error').innerText.includes('{words}')")
-    assert len(messages(page)) == 4
+        wait_for_text(page, "decode-error", words)
+    assert len(cells(page, "messages")) == 4
     page.evaluate("document.getElementById('close').click()")
     page.wait_for("document.getElementById('stream').hidden")
 

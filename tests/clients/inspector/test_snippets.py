@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.clients.browser import CHROMIUM, Page
-from tests.clients.inspector.controls import choose, load, submit, text
+from tests.clients.inspector.controls import choose, embed, load, text
 from tests.support.paths import ROOT
 from tests.support.servers import Server
 
@@ -20,8 +20,7 @@ def test_copy_buttons_copy_at_any_address(host: str, browser: Page, inspected: S
     load(browser, replace(inspected, address=inspected.address.replace("127.0.0.1", host)))
     browser.wait_for("document.getElementById('version').value")
     assert browser.evaluate("isSecureContext") == (host == "127.0.0.1")
-    submit(browser, "embed")
-    browser.wait_for("!document.getElementById('embed-result').hidden")
+    embed(browser)
     for button, source in (("#copy", "#snippet"), ("#facts button", ".identity")):
         click = f"document.querySelector('{button}').click()"
         browser.call("Runtime.evaluate", expression=click, userGesture=True)
@@ -35,8 +34,7 @@ def test_copy_buttons_copy_at_any_address(host: str, browser: Page, inspected: S
 @pytest.mark.parametrize("language", ["curl", "python"])
 def test_snippet_of_embed_panel_runs(language: str, page: Page) -> None:
     choose(page, "gpt")
-    submit(page, "embed")
-    page.wait_for("!document.getElementById('embed-result').hidden")
+    embed(page)
     page.evaluate(f"document.querySelector('[data-language={language}]').click()")
     code = text(page, "snippet")
     command = ["bash", "-c", code] if language == "curl" else [sys.executable, "-c", code]

@@ -5,7 +5,18 @@ from itertools import combinations
 import pytest
 
 from tests.clients.browser import CHROMIUM, Page
-from tests.clients.inspector.controls import PANELS, check_accessibility, choose, press, submit
+from tests.clients.inspector.controls import (
+    PANELS,
+    check_accessibility,
+    choose,
+    draw,
+    embed,
+    press,
+    resize,
+    submit,
+    wait_for_text,
+    wait_for_view,
+)
 from tests.clients.inspector.screenshots import count_colours, rectangles, take_screenshot
 from tests.support.paths import ROOT
 from tools.pictures import MAX_BYTES, draw_inspector
@@ -13,37 +24,31 @@ from tools.pictures import MAX_BYTES, draw_inspector
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
 
+def use_panels(page: Page) -> None:
+    choose(page, "bert")
+    embed(page)
+    submit(page, "neighbours")
+    wait_for_text(page, "nearest")
+    wait_for_text(page, "heatmap-words")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 1280])
 def test_page_is_accessible_in_every_width_and_color_scheme(width: int, scheme: str, page: Page) -> None:
-    page.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
-    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-    choose(page, "bert")
-    submit(page, "embed")
+    resize(page, width, scheme)
+    use_panels(page)
     submit(page, "open")
-    submit(page, "neighbours")
-    page.wait_for("!document.getElementById('embed-result').hidden && !document.getElementById('stream').hidden")
-    page.wait_for("document.getElementById('nearest').children.length")
+    wait_for_view(page, "stream")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     check_accessibility(page)
-    page.call("Emulation.clearDeviceMetricsOverride")
 
 
 @pytest.mark.parametrize("width", [320, 1280])
 def test_screenshots_show_every_panel_in_both_color_schemes(width: int, page: Page) -> None:
-    choose(page, "bert")
-    submit(page, "embed")
-    submit(page, "neighbours")
-    for name in ("embed-result", "positions-result"):
-        page.wait_for(f"!document.getElementById('{name}').hidden")
-    for name in ("nearest", "heatmap-words"):
-        page.wait_for(f"document.getElementById('{name}').innerText")
-    page.call("Emulation.setScrollbarsHidden", hidden=True)
+    use_panels(page)
     structures = []
     for scheme, colour, page_colour in (("light", (245, 247, 248), (255,) * 3), ("dark", (29, 35, 39), (20, 24, 27))):
-        page.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
-        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        resize(page, width, scheme)
         pixels = take_screenshot(page)
         assert pixels.shape[1] == width
         panels = rectangles(page, "main section")
@@ -54,19 +59,15 @@ def test_screenshots_show_every_panel_in_both_color_schemes(width: int, page: Pa
             assert tuple(pixels[bottom + 4, (left + right) // 2]) == page_colour
         for one, other in combinations(panels, 2):
             assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
-        pictures = rectangles(page, "canvas")
-        counts = [count_colours(pixels, picture) for picture in pictures]
-        assert len(counts) == 3
-        assert counts[0] >= 2  # the ruler; the others are heat maps
-        assert min(counts[1:]) >= 4
+        ruler, *maps = (count_colours(pixels, picture) for picture in rectangles(page, "canvas"))
+        assert (len(maps), ruler >= 2, min(maps) >= 4) == (2, True, True)
         assert all(count_colours(pixels, panel) > 3 for panel in panels)
         structures.append(panels)
     assert structures[0] == structures[1]
-    page.call("Emulation.clearDeviceMetricsOverride")
 
 
 def test_wide_page_has_two_columns_and_navigation_stays(page: Page) -> None:
-    page.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
+    resize(page, 1280)
     for model, panels in (("gpt", "#embed, #positions"), ("wordllama", "#embed, #neighbours")):
         choose(page, model)
         left, right = rectangles(page, panels)
@@ -76,31 +77,27 @@ def test_wide_page_has_two_columns_and_navigation_stays(page: Page) -> None:
         page.evaluate("document.querySelector('nav a').click()")
         header, overview = rectangles(page, ".top, #overview")
         assert header[3] <= overview[1]
-    page.call("Emulation.clearDeviceMetricsOverride")
 
 
 def test_narrow_table_has_shade_until_its_end(page: Page) -> None:
-    page.call("Emulation.setDeviceMetricsOverride", width=320, height=800, deviceScaleFactor=1, mobile=False)
-    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
-    page.call("Emulation.setScrollbarsHidden", hidden=True)
+    resize(page, 320)
     place = "document.querySelector('#overview .scroll')"
     assert page.evaluate(f"{place}.scrollWidth > {place}.clientWidth")
     shades = []
     for scroll in ("0", "1e6"):
         page.evaluate(f"{place}.scrollLeft = {scroll}")
-        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        draw(page)
         pixels = take_screenshot(page)
         ((left, top, right, _),) = rectangles(page, "#overview .scroll")
         shades.append([int(pixels[top + 2, column].max()) < 240 for column in (left + 2, right - 3)])
     assert shades == [[False, True], [True, False]]
-    page.call("Emulation.clearDeviceMetricsOverride")
 
 
 def test_tab_key_reaches_every_control(page: Page) -> None:
     choose(page, "gpt")
-    submit(page, "embed")
+    embed(page)
     submit(page, "open")
-    page.wait_for("!document.getElementById('stream').hidden && !document.getElementById('embed-result').hidden")
+    wait_for_view(page, "stream")
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     controls = set(
         page.evaluate("""Array.from(document.querySelectorAll(
@@ -113,8 +110,7 @@ def test_tab_key_reaches_every_control(page: Page) -> None:
         place = page.evaluate("document.activeElement.dataset.place ?? null")
         if place is not None:
             reached.add(int(place))
-            visible = "document.activeElement.matches(':focus-visible')"
-            assert page.evaluate(visible)
+            assert page.evaluate("document.activeElement.matches(':focus-visible')")
     assert reached == controls
 
 

@@ -1,4 +1,4 @@
-"""OpenVINO, in an environment of its own: embeds token ids. The arguments are the file of the model and the ids."""
+"""OpenVINO, in an environment of its own: runs a model of one input. The arguments are its file and the integers."""
 
 import json
 import sys

@@ -12,8 +12,8 @@ MEAN = {"pooling": "mean"}
 IDS = [[101, 7592, 102], [101, 2088, 999, 2003, 102]]
 
 
-def connected(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+def connected(server: Server, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.address}/v1", api_key=key, max_retries=0)
 
 
 def vectors_of(response: openai.types.CreateEmbeddingResponse) -> NDArray[np.float32]:

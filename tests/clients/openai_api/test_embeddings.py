@@ -1,6 +1,7 @@
 """Embeddings of the OpenAI API, through OpenAI's own client. Oracles: transformers, wordllama, and the native API."""
 
 import base64
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +18,44 @@ from tests.clients.openai_api.responses import IDS, MEAN, TEXTS, vectors_of
 from tests.support.protocols import Clients, native_bytes
 from tests.support.static_models import load_wordllama
 
+Create = Callable[..., openai.types.CreateEmbeddingResponse]
 
-def means(clients: Clients, model: str, rows: list[list[int]]) -> NDArray[np.float32]:
-    """Return the mean of the native API's vectors, row by row."""
-    found = [native_bytes(clients, model, {"input_ids": [row]}) for row in rows]
-    return np.stack([vectors.astype(np.float64).sum(0) / len(vectors) for vectors in found]).astype(np.float32)
+
+@pytest.fixture
+def create(openai_client: openai.OpenAI) -> Create:
+    """Ask `minilm`; keywords are further fields."""
+
+    def ask(given: Any, encoding_format: Any = openai.NOT_GIVEN, **fields: Any) -> Any:
+        return openai_client.embeddings.create(
+            model="minilm", input=given, encoding_format=encoding_format, extra_body=MEAN | fields
+        )
+
+    return ask
+
+
+def native(clients: Clients, model: str, row: list[int]) -> NDArray[np.float32]:
+    return native_bytes(clients, model, {"input_ids": [row]})
+
+
+def mean(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = (vectors.astype(np.float64).sum(0) / len(vectors)).astype(np.float32)
+    return found
 
 
 def test_text_embeddings_are_means_of_token_vectors(
-    openai_client: openai.OpenAI, model_clients: Clients, minilm_tokenizer: Any
+    create: Create, model_clients: Clients, minilm_tokenizer: Any, minilm_checkpoint: Path
 ) -> None:
-    response = openai_client.embeddings.create(model="minilm", input=TEXTS, extra_body=MEAN)
+    """Oracles: the native API to the bit, and transformers nearly."""
+    response = create(TEXTS)
     rows = minilm_tokenizer(TEXTS, truncation=False)["input_ids"]
-    assert vectors_of(response).tobytes() == means(model_clients, "minilm", rows).tobytes()
+    expected = np.stack([mean(native(model_clients, "minilm", row)) for row in rows])
+    assert vectors_of(response).tobytes() == expected.tobytes()
     assert (response.object, response.model) == ("list", "minilm")
     assert response.usage.prompt_tokens == response.usage.total_tokens == sum(map(len, rows))
-
-
-def test_text_embedding_matches_mean_of_transformers(
-    openai_client: openai.OpenAI, minilm_tokenizer: Any, minilm_checkpoint: Path
-) -> None:
     bert: Any = BertModel.from_pretrained(minilm_checkpoint, add_pooling_layer=False)
     with torch.inference_mode():
         oracle = bert.eval().embeddings(minilm_tokenizer(TEXTS[0], return_tensors="pt")["input_ids"])[0].mean(0).numpy()
-    assert (
-        np.abs(
-            vectors_of(openai_client.embeddings.create(model="minilm", input=TEXTS[0], extra_body=MEAN))[0] - oracle
-        ).max()
-        <= 2e-6
-    )
+    assert np.abs(vectors_of(response)[0] - oracle).max() <= 2e-6
 
 
 SENTENCES = [*TEXTS, "A <s> marker </s> inside", "  two  spaces\n", "x", "naïve 東京 🙂", "word " * 3000]
@@ -63,20 +73,15 @@ def test_sentence_embeddings_match_wordllama(openai_client: openai.OpenAI) -> No
     np.testing.assert_allclose(short, cut / np.linalg.norm(cut, axis=1, keepdims=True), rtol=1e-4, atol=2e-6)
 
 
-def test_sentence_embeddings_rank_texts_by_meaning(openai_client: openai.OpenAI) -> None:
-    texts = ["the cat sat on the mat", "a kitten rests on a rug", "interest rates rose again"]
-    query, near, far = vectors_of(openai_client.embeddings.create(model="wordllama", input=texts))
-    assert query @ near > query @ far + 0.2
-
-
-@pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_encoding_formats_match_default_bit_for_bit(openai_client: openai.OpenAI, encoding: Any) -> None:
-    default = vectors_of(openai_client.embeddings.create(model="minilm", input=TEXTS, extra_body=MEAN))
-    asked = openai_client.embeddings.create(model="minilm", input=TEXTS, encoding_format=encoding, extra_body=MEAN)
-    if encoding == "base64":  # the client decodes it only where nobody asked for it
-        for item in asked.data:
-            item.embedding = np.frombuffer(base64.b64decode(str(item.embedding)), "<f4").tolist()
-    assert vectors_of(asked).tobytes() == default.tobytes()
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_encoding_and_dtype_of_vectors(create: Create, dtype: str) -> None:
+    """The type applies to base64 only."""
+    whole = vectors_of(create(TEXTS))
+    assert vectors_of(create(TEXTS, encoding_format="float", embed_dtype=dtype)).tobytes() == whole.tobytes()
+    narrow = create(TEXTS, encoding_format="base64", embed_dtype=dtype)
+    expected = torch.from_numpy(whole).to(getattr(torch, dtype)).view(torch.uint8).numpy()
+    for item, vector in zip(narrow.data, expected, strict=True):  # the client decodes what it asks for by itself
+        assert base64.b64decode(str(item.embedding)) == vector.tobytes()
 
 
 def test_response_without_encoding_format_holds_floats(tiny_http: httpx.Client) -> None:
@@ -87,36 +92,18 @@ def test_response_without_encoding_format_holds_floats(tiny_http: httpx.Client) 
 
 def test_embeddings_accept_ids_and_lists_of_ids(openai_client: openai.OpenAI, model_clients: Clients) -> None:
     for model in ("minilm", "gpt2-small"):
+        expected = np.stack([mean(native(model_clients, model, row)) for row in IDS])
         rows = vectors_of(openai_client.embeddings.create(model=model, input=IDS, extra_body=MEAN))
-        assert rows.tobytes() == means(model_clients, model, IDS).tobytes()
+        assert rows.tobytes() == expected.tobytes()
         one = openai_client.embeddings.create(model=model, input=IDS[1], extra_body=MEAN)
         assert vectors_of(one).tobytes() == rows[1].tobytes()
         assert one.usage.prompt_tokens == 5
 
 
-def test_vector_is_independent_of_batch(openai_client: openai.OpenAI) -> None:
-    together = vectors_of(openai_client.embeddings.create(model="minilm", input=TEXTS * 20, extra_body=MEAN))
-    alone = [
-        vectors_of(openai_client.embeddings.create(model="minilm", input=text, extra_body=MEAN))[0] for text in TEXTS
-    ]
-    assert together.tobytes() == np.stack(alone * 20).tobytes()
-
-
-def test_unneeded_openai_parameters_are_accepted(openai_client: openai.OpenAI) -> None:
-    plain = openai_client.embeddings.create(model="minilm", input=IDS, extra_body=MEAN)
-    assert (
-        openai_client.embeddings.create(model="minilm", input=IDS, dimensions=384, user="me", extra_body=MEAN).data
-        == plain.data
-    )
-
-
-@pytest.mark.parametrize(("pooling", "index"), [("first", 0), ("last", -1)])
-def test_pooling_first_or_last_returns_vector_of_one_token(
-    openai_client: openai.OpenAI, model_clients: Clients, pooling: str, index: int
-) -> None:
-    response = openai_client.embeddings.create(model="minilm", input=IDS, extra_body={"pooling": pooling})
-    expected = [native_bytes(model_clients, "minilm", {"input_ids": [row]})[index] for row in IDS]
-    assert vectors_of(response).tobytes() == np.stack(expected).tobytes()
+def test_pooling_first_or_last_returns_vector_of_one_token(create: Create, model_clients: Clients) -> None:
+    for pooling, index in (("first", 0), ("last", -1)):
+        expected = [native(model_clients, "minilm", row)[index] for row in IDS]
+        assert vectors_of(create(IDS, pooling=pooling)).tobytes() == np.stack(expected).tobytes()
 
 
 @pytest.mark.parametrize("pooling", ["mean", "none"])
@@ -133,56 +120,53 @@ def test_large_float_response_is_chunked_and_matches_base64(model_http: httpx.Cl
         assert text == code | {"embedding": text["embedding"]}
 
 
-@pytest.mark.parametrize("rows", [IDS, [IDS[0]] * 2])
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_pooling_none_returns_vector_per_token(
-    model_http: httpx.Client, model_clients: Clients, rows: list[list[int]], encoding: str
+def test_pooling_none_returns_vector_per_token(model_http: httpx.Client, model_clients: Clients, encoding: str) -> None:
+    for rows in (IDS, [IDS[0]] * 2):
+        fields = {"model": "minilm", "input": rows, "pooling": "none", "encoding_format": encoding}
+        answer = model_http.post("/v1/embeddings", json=fields).json()
+        for row, item in zip(rows, answer["data"], strict=True):
+            data = item["embedding"]
+            found = np.array(data, "<f4") if encoding == "float" else np.frombuffer(base64.b64decode(data), "<f4")
+            assert item["shape"] == [len(row), 384]
+            assert encoding == "base64" or found.shape == (len(row), 384)
+            assert found.tobytes() == native(model_clients, "minilm", row).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("fields", "side", "length"),
+    [
+        ({"truncate": "left"}, "left", 512),
+        ({"truncate": "right"}, "right", 512),
+        ({"truncate_prompt_tokens": 5}, "right", 5),
+        ({"truncate_prompt_tokens": -1}, "right", 512),
+        ({"truncate_prompt_tokens": 5, "truncate": "left"}, "left", 5),
+        ({"truncate_prompt_tokens": 5, "truncate": "right"}, "right", 5),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "left"}, "left", 5),
+        ({"truncate_prompt_tokens": -1, "truncation_side": "left"}, "left", 512),
+    ],
+)
+def test_truncation_matches_transformers_as_in_vllm(
+    create: Create, minilm_tokenizer: Any, fields: dict[str, Any], side: str, length: int
 ) -> None:
-    fields = {"model": "minilm", "input": rows, "pooling": "none", "encoding_format": encoding}
-    answer = model_http.post("/v1/embeddings", json=fields).json()
-    for row, item in zip(rows, answer["data"], strict=True):
-        assert item["shape"] == [len(row), 384]
-        data = item["embedding"]
-        found = np.array(data, "<f4") if encoding == "float" else np.frombuffer(base64.b64decode(data), "<f4")
-        assert found.tobytes() == native_bytes(model_clients, "minilm", {"input_ids": [row]}).tobytes()
-        assert encoding == "base64" or found.shape == (len(row), 384)
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_truncation_is_reported(openai_client: openai.OpenAI, minilm_tokenizer: Any, side: str) -> None:
+    """vLLM passes `truncate_prompt_tokens` to the tokenizer of transformers as `max_length`."""
     texts = ["one two three " * 200, "short"]
-    response = openai_client.embeddings.create(model="minilm", input=texts, extra_body=MEAN | {"truncate": side})
+    response = create(texts, **fields)
     minilm_tokenizer.truncation_side = side
-    rows = minilm_tokenizer(texts, truncation=True, max_length=512)["input_ids"]
-    assert response.model_extra == {"version": 1, "truncated": [602 - 512, 0]}
-    assert (
-        vectors_of(response).tobytes()
-        == vectors_of(openai_client.embeddings.create(model="minilm", input=rows, extra_body=MEAN)).tobytes()
-    )
+    rows = minilm_tokenizer(texts, truncation=True, max_length=length)["input_ids"]
+    assert response.model_extra == {"version": 1, "truncated": [602 - length, 0]}
+    assert vectors_of(response).tobytes() == vectors_of(create(rows)).tobytes()
     assert response.usage.prompt_tokens == sum(map(len, rows))
 
 
-@pytest.mark.parametrize("field", ["truncate", "truncation_side"])
-@pytest.mark.parametrize(("side", "most"), [("right", 5), ("left", 5), (None, 5), (None, -1), ("left", -1)])
-def test_truncate_prompt_tokens_matches_vllm(
-    openai_client: openai.OpenAI, minilm_tokenizer: Any, side: str | None, most: int, field: str
-) -> None:
-    """vLLM passes the field to the tokenizer of transformers as `max_length`; embeddings are cut on the right."""
-    texts = ["one two three " * 200, "short"]
-    extra = MEAN | {"truncate_prompt_tokens": most} | ({field: side} if side else {})
-    response = openai_client.embeddings.create(model="minilm", input=texts, extra_body=extra)
-    minilm_tokenizer.truncation_side = side or "right"
-    rows = minilm_tokenizer(texts, truncation=True, max_length=512 if most == -1 else most)["input_ids"]
-    assert (
-        vectors_of(response).tobytes()
-        == vectors_of(openai_client.embeddings.create(model="minilm", input=rows, extra_body=MEAN)).tobytes()
-    )
-    assert response.usage.prompt_tokens == sum(map(len, rows))
+def test_truncate_prompt_tokens_truncates_ids(create: Create) -> None:
+    right, left = [row[:2] for row in IDS], [row[-2:] for row in IDS]
+    for fields, rows in (({}, right), ({"truncate": "right"}, right), ({"truncate": "left"}, left)):
+        assert create(IDS, truncate_prompt_tokens=2, **fields).data == create(rows).data
 
 
-def test_fields_of_peers_are_ignored_and_listed(openai_client: openai.OpenAI) -> None:
-    create, raw = openai_client.embeddings.create, openai_client.embeddings.with_raw_response.create
-    plain = create(model="minilm", input=TEXTS, extra_body=MEAN)
+def test_fields_of_peers_are_ignored_and_listed(openai_client: openai.OpenAI, create: Create) -> None:
+    raw = openai_client.embeddings.with_raw_response.create
     ignored: dict[str, Any] = {
         "input_type": "query",
         "priority": 1,
@@ -191,61 +175,42 @@ def test_fields_of_peers_are_ignored_and_listed(openai_client: openai.OpenAI) ->
         "cache_salt": "salt",
         "mm_processor_kwargs": {},
         "truncation_side": "left",
+        "user": "me",
     }
+    used = MEAN | {"endianness": "little", "dimensions": 384}
     for _ in range(2):  # the first request could prepare the second
-        found = raw(model="minilm", input=TEXTS, user="me", extra_body=MEAN | ignored | {"endianness": "little"})
-        assert sorted(found.headers["preblock-ignored"].split(", ")) == sorted([*ignored, "user"])
-        assert found.parse().data == plain.data
+        found = raw(model="minilm", input=TEXTS, extra_body=used | ignored)
+        assert sorted(found.headers["preblock-ignored"].split(", ")) == sorted(ignored)
+        assert found.parse().data == create(TEXTS).data
     assert "preblock-ignored" not in raw(model="minilm", input=TEXTS, extra_body=MEAN).headers
 
 
-def test_use_activation_normalizes_as_in_vllm(openai_client: openai.OpenAI) -> None:
-    found = {
-        value: vectors_of(
-            openai_client.embeddings.create(model="minilm", input=TEXTS, extra_body=MEAN | {"use_activation": value})
-        )
-        for value in (None, False, True)
-    }
-    assert found[None].tobytes() == found[False].tobytes()
-    expected = found[None] / np.linalg.norm(found[None], axis=-1, keepdims=True)
-    np.testing.assert_allclose(found[True], expected, rtol=1e-6)
+def test_use_activation_normalizes_as_in_vllm(create: Create) -> None:
+    plain, off, on = (vectors_of(create(TEXTS, use_activation=value)) for value in (None, False, True))
+    assert plain.tobytes() == off.tobytes()
+    np.testing.assert_allclose(on, plain / np.linalg.norm(plain, axis=-1, keepdims=True), rtol=1e-6)
 
 
-def test_truncate_prompt_tokens_truncates_ids(openai_client: openai.OpenAI) -> None:
-    found = {
-        side: openai_client.embeddings.create(
-            model="minilm", input=IDS, extra_body=MEAN | {"truncate_prompt_tokens": 2, "truncate": side}
-        )
-        for side in ("left", "right", None)
-    }
-    for side, rows in (("left", [row[-2:] for row in IDS]), ("right", [row[:2] for row in IDS])):
-        assert found[side].data == openai_client.embeddings.create(model="minilm", input=rows, extra_body=MEAN).data
-    assert found[None].data == found["right"].data
-
-
-def test_add_special_tokens_false_matches_transformers(openai_client: openai.OpenAI, minilm_tokenizer: Any) -> None:
-    response = openai_client.embeddings.create(
-        model="minilm", input=TEXTS, extra_body=MEAN | {"add_special_tokens": False}
-    )
+def test_add_special_tokens_false_matches_transformers(create: Create, minilm_tokenizer: Any) -> None:
     rows = minilm_tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
-    assert (
-        vectors_of(response).tobytes()
-        == vectors_of(openai_client.embeddings.create(model="minilm", input=rows, extra_body=MEAN)).tobytes()
-    )
-    ids = openai_client.embeddings.create(model="minilm", input=IDS, extra_body=MEAN | {"add_special_tokens": False})
-    assert ids.data == openai_client.embeddings.create(model="minilm", input=IDS, extra_body=MEAN).data
+    found = vectors_of(create(TEXTS, add_special_tokens=False))
+    assert found.tobytes() == vectors_of(create(rows)).tobytes()
+    assert create(IDS, add_special_tokens=False).data == create(IDS).data
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_embed_dtype_applies_to_base64_only(openai_client: openai.OpenAI, dtype: str) -> None:
-    whole = vectors_of(openai_client.embeddings.create(model="minilm", input=TEXTS, extra_body=MEAN))
-    narrow = openai_client.embeddings.create(
-        model="minilm", input=TEXTS, encoding_format="base64", extra_body=MEAN | {"embed_dtype": dtype}
+def test_model_list_and_names_select_models_and_versions(tiny_openai: openai.OpenAI, tiny_repository: Path) -> None:
+    models = list(tiny_openai.models.list())
+    assert [model.id for model in models] == ["bert", "gpt"]
+    assert models[0] == tiny_openai.models.retrieve("bert")
+    written = (tiny_repository / "bert" / "2" / "manifest.json").stat().st_mtime
+    assert (models[0].object, models[0].owned_by, models[0].created) == ("model", "preblock", int(written))
+    assert tiny_openai.models.retrieve("bert:1").id == "bert:1"
+    newest, first, second = (
+        tiny_openai.embeddings.create(model=name, input="a", extra_body=MEAN) for name in ("bert", "bert:1", "bert:2")
     )
-    for item, vector in zip(narrow.data, whole, strict=True):
-        expected = torch.from_numpy(vector).to(getattr(torch, dtype)).view(torch.uint8).numpy()
-        assert base64.b64decode(str(item.embedding)) == expected.tobytes()
-    numbers = openai_client.embeddings.create(
-        model="minilm", input=TEXTS, encoding_format="float", extra_body=MEAN | {"embed_dtype": dtype}
-    )
-    assert vectors_of(numbers).tobytes() == whole.tobytes()
+    assert [(response.model_extra or {})["version"] for response in (newest, first, second)] == [2, 1, 2]
+    assert newest.data == second.data != first.data
+    for name in ("nope", "bert:3", "bert:x"):
+        with pytest.raises(openai.NotFoundError) as raised:
+            tiny_openai.models.retrieve(name)
+        assert raised.value.code == "model_not_found"

@@ -1,5 +1,6 @@
-"""tritonclient with regions of shared memory."""
+"""tritonclient with regions of shared memory: of files, and of GPUs."""
 
+import functools
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,13 +18,35 @@ from tests.support.servers import Server
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 MAX_BYTES = 2**24
+MODULES = tritonclient.http, tritonclient.grpc
+
+
+class SystemMemory:
+    """POSIX shared memory, by the functions of tritonclient."""
+
+    kind = "system"
+
+    def __init__(self, size: int) -> None:
+        self.size, self.key = size, f"preblock-test-{secrets.token_hex(8)}"
+        self._region = shared_memory.create_shared_memory_region("test", self.key, size)
+
+    def fill(self, content: NDArray[Any]) -> None:
+        shared_memory.set_shared_memory_region(self._region, [content])
+
+    def content(self) -> bytes:
+        found: NDArray[np.uint8] = shared_memory.get_contents_as_numpy(self._region, np.uint8, [self.size])
+        return found.tobytes()
+
+    def free(self) -> None:
+        shared_memory.destroy_shared_memory_region(self._region)
 
 
 class Client:
-    """A client of tritonclient, and its regions."""
+    """A client of tritonclient, and its regions in one kind of memory."""
 
-    def __init__(self, module: Any, address: str, stack: ExitStack) -> None:
-        self.module, self.stack = module, stack
+    def __init__(self, module: Any, address: str, stack: ExitStack, memory: Any = SystemMemory) -> None:
+        self.module, self.memory, self._stack = module, memory, stack
+        self.kind = memory.kind
         self.client = stack.enter_context(module.InferenceServerClient(address))
 
     def __getattr__(self, name: str) -> Any:
@@ -33,18 +56,37 @@ class Client:
     def http(self) -> bool:
         return self.module is tritonclient.http
 
-    def create(self, name: str, size: int) -> Any:
-        """Create shared memory of `size` bytes for the region `name`, without registering it."""
-        handle = shared_memory.create_shared_memory_region(name, f"preblock-test-{secrets.token_hex(8)}", size)
-        self.stack.callback(shared_memory.destroy_shared_memory_region, handle)
-        return handle
+    def allocate(self, size: int) -> Any:
+        """Return memory that is not registered."""
+        memory = self.memory(size)
+        self._stack.callback(memory.free)
+        return memory
+
+    def register(self, name: str, memory: Any, size: int, **options: Any) -> None:
+        self.shared("register", *self.registration(name, memory, size), **options)
+
+    def registration(self, name: str, memory: Any, size: int) -> tuple[Any, ...]:
+        return (name, memory.key, size) if self.kind == "system" else (name, memory.handle, 0, size)
 
     def region(self, name: str, content: NDArray[Any]) -> Any:
-        """Create and register a region with `content`."""
-        handle = self.create(name, content.nbytes)
-        shared_memory.set_shared_memory_region(handle, [content])
-        self.client.register_system_shared_memory(name, handle._shm_key, content.nbytes)
-        return handle
+        """Allocate and register a region with `content`, and return its memory."""
+        memory = self.allocate(content.nbytes)
+        memory.fill(content)
+        self.register(name, memory, content.nbytes)
+        return memory
+
+    def shared(self, action: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the kind of memory, such as `register_system_shared_memory`."""
+        status = "_status" if action == "get" else ""
+        return getattr(self.client, f"{action}_{self.kind}_shared_memory{status}")(*arguments, **options)
+
+    def regions(self, name: str = "", **options: Any) -> dict[str, int]:
+        """Return the sizes of registered regions by name."""
+        if self.http:
+            found = self.shared("get", name, **options)
+        else:
+            found = self.shared("get", name, as_json=True, **options).get("regions", {}).values()
+        return {item["name"]: int(item["byte_size"]) for item in found}
 
     def shared_input(self, region: str, size: int, shape: Any = IDS.shape, offset: int = 0, **options: str) -> Any:
         named = {"name": "input_ids", "datatype": "INT64"} | options
@@ -66,9 +108,10 @@ class Client:
         return vectors
 
     def refusal(self, *args: Any, method: str = "infer", **options: Any) -> tuple[str, str]:
-        """Return status and message of the error of a call."""
+        """Return status and message of the error of a call, or of an action with shared memory."""
+        call = self.client.infer if method == "infer" else functools.partial(self.shared, method)
         with pytest.raises(InferenceServerException) as raised:
-            getattr(self.client, method)(*args, **options)
+            call(*args, **options)
         return str(raised.value.status()), str(raised.value.message())
 
     def status_of(self, http: int, grpc: str) -> str:
@@ -76,11 +119,11 @@ class Client:
 
 
 @contextmanager
-def clients_of(server: Server, module: Any) -> Iterator[Client]:
+def clients_of(server: Server, module: Any, memory: Any = SystemMemory) -> Iterator[Client]:
     address = server.address.removeprefix("http://") if module is tritonclient.http else server.grpc
     httpx.get(f"{server.address}/readyz").raise_for_status()
     with ExitStack() as stack:
-        client = Client(module, address, stack)
+        client = Client(module, address, stack, memory)
         yield client
         client.unregister_system_shared_memory()
         client.unregister_cuda_shared_memory()

@@ -1,13 +1,14 @@
 """Tensors in shared memory, through tritonclient. Oracle: the same request over TCP."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc
 import tritonclient.http
-from tritonclient.utils import serialize_byte_tensor, shared_memory
+from tritonclient.utils import serialize_byte_tensor
 
+from tests.clients.shared_memory.conftest import in_files
 from tests.clients.shared_memory.shared_client import IDS, Client, clients_of
 from tests.support.servers import serve
 
@@ -15,166 +16,153 @@ from tests.support.servers import serve
 def test_shared_tensors_have_the_bits_of_tcp(memory_client: Client) -> None:
     expected = memory_client.over_tcp()
     memory_client.region("ids", IDS)
-    target = memory_client.region("vectors", np.zeros(expected.size + 2, np.float32))
+    empty = np.zeros(expected.size + 2, np.float32)
+    target = memory_client.region("vectors", empty)
     output = memory_client.output("vectors", expected.nbytes + 4, 4)
     for _ in range(2):
-        answer = memory_client.infer(
-            "gpt", [memory_client.shared_input("ids", IDS.nbytes)], outputs=[output], request_id="7"
-        )
-        found = shared_memory.get_contents_as_numpy(target, np.float32, [expected.size + 2])
-        assert found[1:-1].tobytes() == expected.tobytes()
-        assert (found[0], found[-1]) == (0, 0)
-        shared_memory.set_shared_memory_region(target, [np.zeros_like(found)])
-    described = answer.get_output("embeddings")
+        answer = memory_client.infer("gpt", [memory_client.shared_input("ids", IDS.nbytes)], outputs=[output])
+        assert target.content() == bytes(4) + expected.tobytes() + bytes(4)
+        target.fill(empty)
+    described, shape = answer.get_output("embeddings"), list(expected.shape)
+    named = {"region": "vectors", "offset": 4, "byte_size": expected.nbytes}
     if memory_client.http:
-        parameters = {"shared_memory_region": "vectors", "shared_memory_offset": 4}
-        parameters |= {"shared_memory_byte_size": expected.nbytes}
-        assert described == {
-            "name": "embeddings",
-            "datatype": "FP32",
-            "shape": list(expected.shape),
-            "parameters": parameters,
-        }
+        parameters = {f"shared_memory_{name}": value for name, value in named.items()}
+        document = {"name": "embeddings", "datatype": "FP32", "shape": shape, "parameters": parameters}
+        assert described == document
     else:
-        assert (described.datatype, list(described.shape)) == ("FP32", list(expected.shape))
+        assert (described.datatype, list(described.shape)) == ("FP32", shape)
         assert described.parameters["shared_memory_region"].string_param == "vectors"
-        assert described.parameters["shared_memory_offset"].int64_param == 4
-        assert described.parameters["shared_memory_byte_size"].int64_param == expected.nbytes
+        for name in ("offset", "byte_size"):
+            assert described.parameters[f"shared_memory_{name}"].int64_param == named[name]
         assert list(answer.get_response().raw_output_contents) == [b""]
 
 
-def test_shared_and_plain_tensors_mix(memory_client: Client) -> None:
-    expected = memory_client.over_tcp(parameters={"offset": 1})
-    memory_client.region("ids", IDS)
-    plain = memory_client.infer("gpt", [memory_client.shared_input("ids", IDS.nbytes)], parameters={"offset": 1})
-    assert plain.as_numpy("embeddings").tobytes() == expected.tobytes()
-    target = memory_client.region("vectors", np.zeros_like(expected))
-    offset = memory_client.module.InferInput("offset", [1], "INT64").set_data_from_numpy(np.array([1]))
+def test_inputs_and_outputs_share_one_region(memory_client: Client) -> None:
+    expected, size = memory_client.over_tcp(), memory_client.over_tcp().nbytes
+    content = np.zeros(IDS.nbytes + size + 16, np.uint8)
+    content[: IDS.nbytes] = IDS.reshape(-1).view(np.uint8)
+    target = memory_client.region("all", content)
     outputs = [
-        memory_client.output("vectors", expected.nbytes),
+        memory_client.output("all", 16, IDS.nbytes + size, "lengths"),
+        memory_client.output("all", size, IDS.nbytes),
+    ]
+    memory_client.infer("gpt", [memory_client.shared_input("all", IDS.nbytes)], outputs=outputs)
+    assert target.content() == IDS.tobytes() + expected.tobytes() + np.array([3, 3]).tobytes()
+
+
+@in_files
+def test_shared_and_plain_tensors_mix(memory_client: Client) -> None:
+    """A repeated request reads its offset again."""
+    memory_client.region("ids", IDS)
+    offset = memory_client.region("offset", np.array([0]))
+    target = memory_client.region("vectors", np.zeros_like(memory_client.over_tcp()))
+    inputs = [
+        memory_client.shared_input("ids", IDS.nbytes),
+        memory_client.shared_input("offset", 8, [1], name="offset"),
+    ]
+    outputs = [
+        memory_client.output("vectors", target.size),
         memory_client.module.InferRequestedOutput("next_offset"),
     ]
-    answer = memory_client.infer("gpt", [memory_client.shared_input("ids", IDS.nbytes), offset], outputs=outputs)
-    found = shared_memory.get_contents_as_numpy(target, np.float32, expected.shape)
-    assert found.tobytes() == expected.tobytes()
-    assert answer.as_numpy("next_offset").tolist() == [4, 4]
+    for number in (0, 3):
+        offset.fill(np.array([number]))
+        answer = memory_client.infer("gpt", inputs, outputs=outputs)
+        assert target.content() == memory_client.over_tcp(parameters={"offset": number}).tobytes()
+        assert answer.as_numpy("next_offset").tolist() == [number + 3, number + 3]
+    plain = memory_client.infer("gpt", inputs)
+    assert plain.as_numpy("embeddings").tobytes() == target.content()
 
 
-def test_repeated_request_reads_its_shared_offset_again(memory_client: Client) -> None:
-    region = memory_client.region("offset", np.array([0]))
-    for offset in (0, 3):
-        shared_memory.set_shared_memory_region(region, [np.array([offset])])
-        inputs = [memory_client.plain_input(IDS), memory_client.shared_input("offset", 8, [1], name="offset")]
-        answer = memory_client.infer("gpt", inputs, outputs=[memory_client.module.InferRequestedOutput("embeddings")])
-        expected = memory_client.over_tcp(parameters={"offset": offset})
-        assert answer.as_numpy("embeddings").tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize("dtype", ["FP32", "FP16"])
-def test_large_shared_output_has_the_bits_of_tcp(memory_client: Client, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("parameters", "offset"),
+    [({"dtype": "FP32"}, 0), ({"dtype": "FP32"}, 4), ({"dtype": "FP16"}, 2), ({"pooling": "mean"}, 0)],
+)
+def test_large_shared_output_has_the_bits_of_tcp(
+    memory_client: Client, parameters: dict[str, Any], offset: int
+) -> None:
     ids = np.random.default_rng(0).integers(0, 50, (4, 600))
-    expected = memory_client.over_tcp(ids, "wide", parameters={"dtype": dtype})
-    target = memory_client.region("vectors", np.zeros_like(expected))
-    outputs = [memory_client.output("vectors", expected.nbytes)]
-    memory_client.infer("wide", [memory_client.plain_input(ids)], outputs=outputs, parameters={"dtype": dtype})
-    found = shared_memory.get_contents_as_numpy(target, expected.dtype, expected.shape)
-    assert found.tobytes() == expected.tobytes()
+    expected = memory_client.over_tcp(ids, "wide", parameters=parameters)
+    target = memory_client.region("vectors", np.zeros(offset + expected.nbytes + 4, np.uint8))
+    outputs = [memory_client.output("vectors", expected.nbytes, offset)]
+    memory_client.infer("wide", [memory_client.plain_input(ids)], outputs=outputs, parameters=parameters)
+    assert target.content() == bytes(offset) + expected.tobytes() + bytes(4)
 
 
-def test_text_and_row_outputs_may_be_shared(memory_client: Client) -> None:
-    texts = np.array([b"hello", b"world"], object)
+@in_files
+def test_texts_may_be_shared(memory_client: Client) -> None:
+    texts = np.array([b"hello", b"a b"], object)
     content = np.frombuffer(serialize_byte_tensor(texts).item(), np.uint8)
     memory_client.region("text", content)
-    target = memory_client.region("lengths", np.zeros(2, np.int64))
-    inputs = [memory_client.shared_input("text", content.nbytes, [2], name="text", datatype="BYTES")]
-    outputs = [
-        memory_client.output("lengths", 16, name="lengths"),
-        memory_client.module.InferRequestedOutput("embeddings"),
-    ]
-    answer = memory_client.infer("bert", inputs, outputs=outputs)
+    shared = memory_client.shared_input("text", content.nbytes, [2], name="text", datatype="BYTES")
     plain = memory_client.module.InferInput("text", [2], "BYTES").set_data_from_numpy(texts)
-    expected = memory_client.infer(
-        "bert", [plain], outputs=[outputs[1], memory_client.module.InferRequestedOutput("lengths")]
-    )
-    found = shared_memory.get_contents_as_numpy(target, np.int64, [2])
-    if memory_client.http:
-        assert answer.as_numpy("embeddings").size
-    assert found.tolist() == expected.as_numpy("lengths").tolist()
+    outputs = [memory_client.module.InferRequestedOutput(name) for name in ("embeddings", "lengths")]
+    found, expected = (memory_client.infer("bert", [given], outputs=outputs) for given in (shared, plain))
+    for name in ("embeddings", "lengths"):
+        assert found.as_numpy(name).tobytes() == expected.as_numpy(name).tobytes()
 
 
+@in_files
 def test_shrunk_region_is_an_error_and_server_goes_on(memory_client: Client) -> None:
     ids = np.random.default_rng(0).integers(0, 50, (4, 600))
-    vectors = np.zeros((*ids.shape, 768), np.float32)
-    source, target = memory_client.region("ids", ids), memory_client.region("vectors", vectors)
+    source, target = memory_client.region("ids", ids), memory_client.region("vectors", np.zeros((*ids.shape, 768), "f"))
     inputs = [memory_client.shared_input("ids", ids.nbytes, ids.shape)]
-    outputs = [memory_client.output("vectors", vectors.nbytes)]
+    outputs = [memory_client.output("vectors", target.size)]
     memory_client.infer("wide", inputs, outputs=outputs)
-    for handle, end in ((target, vectors.nbytes - 1), (source, ids.nbytes - 1), (source, 0)):
-        with Path("/dev/shm", handle._shm_key).open("r+b") as file:
+    for where, memory, end in (
+        ("outputs[0]", target, target.size - 1),
+        ("inputs[0]", source, source.size - 1),
+        ("inputs[0]", source, 0),
+    ):
+        with Path("/dev/shm", memory.key).open("r+b") as file:
             file.truncate(end)
         status, error = memory_client.refusal("wide", inputs, outputs=outputs)
         assert status == memory_client.status_of(400, "INVALID_ARGUMENT")
-        where = "outputs[0]" if handle is target else "inputs[0]"
-        needed = vectors.nbytes if handle is target else ids.nbytes
-        name = handle._triton_shm_name
-        assert error == (
-            f"{where}.parameters: file of the region {name}: got {end} bytes, expected at least {needed} bytes, "
-            "as at its registration"
-        )
+        assert error.startswith(f"{where}.parameters: file of the region ")
+        assert f"got {end} bytes, expected at least {memory.size} bytes, as at its registration" in error
     assert memory_client.over_tcp().size
 
 
 def test_bad_ranges_are_refused(memory_client: Client) -> None:
-    nbytes = memory_client.over_tcp().nbytes
+    size = memory_client.over_tcp().nbytes
     memory_client.region("ids", IDS)
-    memory_client.region("vectors", np.zeros(2 * nbytes, np.uint8))
-    ids, invalid = memory_client.shared_input("ids", IDS.nbytes), memory_client.status_of(400, "INVALID_ARGUMENT")
-    cases = [
-        (
-            [ids],
-            [memory_client.output("vectors", nbytes - 1)],
-            f"outputs[0].parameters.shared_memory_byte_size: got {nbytes - 1}, "
-            f"expected at least {nbytes}, the bytes of the output embeddings",
-        ),
-        (
-            [ids],
-            [memory_client.output("vectors", nbytes, nbytes + 1)],
-            "outputs[0].parameters: shared_memory_offset + "
-            f"shared_memory_byte_size: got {2 * nbytes + 1}, expected at most {2 * nbytes}, "
-            "the bytes of the region vectors",
-        ),
-        (
-            [ids],
-            [memory_client.output("vectors", nbytes), memory_client.output("vectors", 16, nbytes - 1, "lengths")],
-            "outputs[1].parameters: got the same bytes for embeddings and lengths, expected separate bytes",
-        ),
-        (
-            [memory_client.shared_input("ids", IDS.nbytes - 8)],
-            [],
-            "input_ids: got 40 bytes, expected 48 bytes for shape [2, 3]",
-        ),
-        (
-            [memory_client.shared_input("ids", IDS.nbytes, datatype="INT32")],
-            [],
-            "input_ids: got 48 bytes, expected 24 bytes for shape [2, 3]",
-        ),
-        (
-            [memory_client.shared_input("ids", IDS.nbytes, offset=8)],
-            [],
-            "inputs[0].parameters: shared_memory_offset + "
-            "shared_memory_byte_size: got 56, expected at most 48, the bytes of the region ids",
-        ),
-    ]
-    for inputs, outputs, message in cases:
-        assert memory_client.refusal("gpt", inputs, outputs=outputs or None) == (invalid, message)
+    memory_client.region("wrong ids", np.array([[1, -1, 7]]))
+    memory_client.region("vectors", np.zeros(2 * size, np.uint8))
+    ids, output, shared = (
+        memory_client.shared_input("ids", IDS.nbytes),
+        memory_client.output,
+        memory_client.shared_input,
+    )
+    invalid = memory_client.status_of(400, "INVALID_ARGUMENT")
     missing = memory_client.status_of(404, "NOT_FOUND")
-    for inputs, outputs, where in (
-        ([memory_client.shared_input("nope", 8)], [], "inputs[0]"),
-        ([ids], [memory_client.output("nope", nbytes)], "outputs[0]"),
+    for status, tensor, outputs, message in (
+        (invalid, ids, [output("vectors", size - 1)], f"outputs[0].parameters.shared_memory_byte_size: got {size - 1}"),
+        (
+            invalid,
+            ids,
+            [output("vectors", size, size + 1)],
+            f"outputs[0].parameters: shared_memory_offset + shared_memory_byte_size: got {2 * size + 1}",
+        ),
+        (
+            invalid,
+            ids,
+            [output("vectors", size), output("vectors", 16, size - 1, "lengths")],
+            "outputs[1].parameters: got the same bytes for embeddings and lengths",
+        ),
+        (invalid, shared("ids", IDS.nbytes - 8), [], "input_ids: got 40 bytes, expected 48 bytes"),
+        (invalid, shared("ids", IDS.nbytes, datatype="INT32"), [], "input_ids: got 48 bytes, expected 24 bytes"),
+        (
+            invalid,
+            shared("ids", IDS.nbytes, offset=8),
+            [],
+            "inputs[0].parameters: shared_memory_offset + shared_memory_byte_size: got 56, expected at most 48",
+        ),
+        (invalid, shared("wrong ids", 24, (1, 3)), [], "input_ids[0][1]: got -1, expected 0 to 6"),
+        (missing, shared("nope", 8), [], "inputs[0].parameters.shared_memory_region: got nope"),
+        (missing, ids, [output("nope", size)], "outputs[0].parameters.shared_memory_region: got nope"),
     ):
-        expected = f"{where}.parameters.shared_memory_region: got nope, expected the name of a registered region"
-        assert memory_client.refusal("gpt", inputs, outputs=outputs or None) == (missing, expected)
-    assert memory_client.over_tcp().nbytes == nbytes
+        found = memory_client.refusal("gpt", [tensor], outputs=outputs or None)
+        assert (found[0], found[1][: len(message)]) == (status, message)
+    assert memory_client.over_tcp().nbytes == size
 
 
 def test_shared_input_over_the_limit_of_a_body_is_refused(tiny_repository: Path) -> None:

@@ -1,7 +1,7 @@
 """Vectors left on a GPU. Oracle: the same vectors in memory of the server.
 
 A process loads only one driver, so each test has a process of its own. The tests with a real GPU are in
-tests/clients/shared_memory/test_cuda.py.
+tests/clients/shared_memory/test_regions.py.
 """
 
 import os

@@ -137,7 +137,7 @@ def test_every_openapi_example_succeeds(example_server: Server, shared_key: str)
         for path, method, operation in operations:
             names, query, examples = examples_of(operation)
             if "cuda" in path:
-                examples = {}  # regions of a GPU are in tests/clients/shared_memory/test_cuda.py
+                examples = {}  # regions of a GPU are in tests/clients/shared_memory/test_regions.py
             assert examples or "cuda" in path, path
             address = path.format(**names)
             for media, example in examples.items():
