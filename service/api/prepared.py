@@ -9,13 +9,23 @@ Letters: B batch, L length.
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from preblock.service.codecs.chunks import Base64Chunks, Buffer, Part, base64_text, body_chunks, join, raw_bytes
+from preblock.service.codecs.chunks import (
+    Base64Chunks,
+    Buffer,
+    Part,
+    base64_text,
+    body_chunks,
+    encode_base64,
+    join,
+    raw_bytes,
+)
 from preblock.service.codecs.native_json import read_text
 from preblock.service.codecs.token_rows import read_json_rows
 from preblock.service.core.auth import SERVICE, Principal, caller
@@ -90,9 +100,11 @@ class PreparedIds:
     def respond(self, run: FastRun) -> Content:
         """Compute the content of the response to a started call."""
         if run.streamed:
-            text = run.chunks() if self.suffix is None else Base64Chunks((run.chunks(),))
-            parts = self.prefix, text, self.suffix or b""
-            return sum(map(len, parts)), body_chunks(parts)
+            tensor = run.chunks()
+            if self.suffix is None:
+                return len(self.prefix) + len(tensor), chain((self.prefix,), map(raw_bytes, tensor))
+            size = len(self.prefix) + len(Base64Chunks((tensor,))) + len(self.suffix)
+            return size, chain((self.prefix,), encode_base64((tensor,)), (self.suffix,))
         (vectors,) = run.result()
         if self.suffix is None:
             return len(self.prefix) + vectors.nbytes, (self.prefix, raw_bytes(vectors))

@@ -86,6 +86,7 @@ class Authenticator:
 
     Attributes:
         changes: number of reloads.
+        needs_key: whether callers need a key.
 
     Raises:
         Invalid: the file cannot be read, or has an invalid entry.
@@ -97,14 +98,10 @@ class Authenticator:
         self._file = file
         self._own = [] if key is None else [Principal(API_KEY, ALL, admin=True, digest=bytes.fromhex(key))]
         self._callers = self._own
+        self.needs_key = file is not None or key is not None
         if file is not None:
             self._watcher = FileWatcher(file)
             self._callers = [*self._own, *read_keys(file)]
-
-    @property
-    def needs_key(self) -> bool:
-        """Whether callers need a key."""
-        return self._file is not None or bool(self._own)
 
     def authenticate(self, authorization: bytes | None) -> None:
         """Set the caller of this context from the header `authorization`.

@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import count
 from time import perf_counter
 
@@ -296,11 +295,11 @@ class RequestContext:
         record = self.record
         if record is None or not record.checked:
             return b""
-        parse = _milliseconds(record.checked - self.began)
+        parse = 1e3 * (record.checked - self.began)
         if not record.ran:  # a streamed response is computed while it is sent
-            return b"parse;dur=%b" % parse
-        times = parse, _milliseconds(record.dequeued - record.checked), _milliseconds(record.ran - record.dequeued)
-        return b"parse;dur=%b, queue;dur=%b, run;dur=%b" % times
+            return b"parse;dur=%.3f" % parse
+        queue, run = 1e3 * (record.dequeued - record.checked), 1e3 * (record.ran - record.dequeued)
+        return b"parse;dur=%.3f, queue;dur=%.3f, run;dur=%.3f" % (parse, queue, run)
 
 
 def find_request_id(headers: Headers) -> bytes | None:
@@ -309,16 +308,6 @@ def find_request_id(headers: Headers) -> bytes | None:
         if name == ID:
             return value
     return None
-
-
-def _milliseconds(seconds: float) -> bytes:
-    """Return a time in milliseconds, to the microsecond."""
-    return _thousandths(int(1e6 * seconds))
-
-
-@lru_cache(2**12)  # formatting takes ten times as long as a cache hit
-def _thousandths(count: int) -> bytes:
-    return b"%.3f" % (count / 1000)
 
 
 CURRENT_REQUEST: ContextVar[RequestContext | None] = ContextVar("request_context", default=None)

@@ -18,6 +18,7 @@ from tritonclient.grpc import service_pb2
 from websockets.sync.client import connect
 
 from tests.reliability.wires import still_right
+from tests.support.artifacts import copy_artifact
 from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub
 from tests.support.processes import status_bytes
 from tests.support.servers import Server, serve
@@ -175,3 +176,17 @@ def test_bodies_over_memory_limit_get_503_with_retry_after(tiny_repository: Path
         details = {answer.json()["detail"] for answer in rejected}
         assert "The server is busy with other large request bodies, and 3 more wait. Retry later." in details
         still_right(http, good_answer)
+
+
+def test_repeated_grpc_response_takes_no_new_pages(tmp_path: Path) -> None:
+    copy_artifact("gpt-50x768x700", tmp_path, "gpt")
+    message, responses, pages = infer_message(np.ones((8, 128))), 20, 768  # of 4 KiB in a response
+    with serve(tmp_path) as server, open_stub(server.grpc, NO_LIMIT) as stub:
+
+        def count_faults() -> int:
+            for _ in range(responses):
+                stub.ModelInfer(message)
+            return int(Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[7])
+
+        before = count_faults()
+        assert count_faults() - before < responses * pages / 10

@@ -7,6 +7,7 @@ Source: Protocol Buffers, "Encoding".
 """
 
 import asyncio
+import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from typing import Any, NamedTuple, cast
@@ -16,7 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from preblock.service.codecs.chunks import Buffer, as_bytes
+from preblock.service.codecs.chunks import MIN_WRITE_BYTES, Buffer, as_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.metadata import Manifests
 from preblock.service.codecs.v2.parameters import (
@@ -271,14 +272,20 @@ def join_message(parts: Parts) -> bytes:
     return b"".join(cast("list[bytes | memoryview]", parts))
 
 
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+"""Returns bytes to be written; `bytes(size)` would clear them first."""
+_new_bytes.argtypes, _new_bytes.restype = (ctypes.c_char_p, ctypes.c_ssize_t), ctypes.py_object
+
+
 async def compute_message(size: int, buffers: Iterable[Buffer]) -> bytes:
     """Return the message of buffers with `size` bytes; other requests run between them, since they are computed."""
     # gRPC takes only `bytes`. BytesIO writes into the bytes of its argument and returns them, without a copy.
-    message = BytesIO(bytes(size))
+    message = BytesIO(_new_bytes(None, size))
     for buffer in buffers:
         message.write(buffer)
-        del buffer  # lets the next one reuse the memory
-        await asyncio.sleep(0)
+        if len(buffer) > MIN_WRITE_BYTES and message.tell() < size:
+            del buffer  # lets the next one reuse the memory
+            await asyncio.sleep(0)
     if message.tell() != size:
         raise RuntimeError(f"{message.tell()} of {size} bytes of a message")
     return message.getvalue()
