@@ -66,3 +66,13 @@ def entries(*pairs: tuple[str, str]) -> Callable[[TensorProto], None]:
             tensor.external_data.add(key=key, value=value)
 
     return change
+
+
+def change_table(**values: Any) -> Callable[[list[dict[str, Any]]], None]:
+    """Return a change of the first n-gram table of a manifest."""
+    return lambda tables: tables[0].update(values)
+
+
+def change_part(**values: Any) -> Callable[[list[dict[str, Any]]], None]:
+    """Return a change of the first part of that table."""
+    return lambda tables: tables[0]["parts"][0].update(values)

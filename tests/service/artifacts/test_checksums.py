@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
@@ -91,82 +92,65 @@ def test_recently_changed_file_is_not_cached(folder: Path, file: Path) -> None:
 
 
 @pytest.mark.usefixtures("later")
-def test_file_changed_during_hashing_is_not_cached(folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_changed_during_hashing_is_not_cached(folder: Path, file: Path) -> None:
     known = Checksums(folder)
 
-    def sha256(_: BufferedReader) -> str:
+    def change(_: BufferedReader) -> str:
         file.write_bytes(b"longer content")
         return FALSE
 
-    monkeypatch.setattr(io, "sha256", sha256)
-    assert ask(known, file) == FALSE
-    monkeypatch.setattr(io, "sha256", lambda _: "hashed again")
-    assert ask(known, file) == "hashed again"
+    with open_file(file) as stream:
+        assert known.sha256(stream, change) == FALSE
+    assert ask(known, file) == sum_of(b"longer content")
 
 
 @pytest.mark.usefixtures("later")
-def test_cache_without_folder_writes_no_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(file.parent)
-    known = Checksums(None)
-    assert ask(known, file) == sum_of(b"content")
-    known.save()
-    assert list(file.parent.iterdir()) == [file]
-
-
-@pytest.mark.usefixtures("later")
-@pytest.mark.parametrize(
-    "content",
-    ["", "{", "[]", "null", "[" * 10**5, '{"a": 1}', '{"1:2": "x"}', f'{{"x": "{FALSE}"}}', "9" * 5000, " " * 2**21],
-    ids=range(10),
-)
-def test_malformed_cache_file_is_replaced(folder: Path, file: Path, content: str) -> None:
-    plant(folder, content)
-    known = Checksums(folder)
-    assert ask(known, file) == sum_of(b"content")
-    known.save()
-    assert json.loads((folder / CACHE_FILE).read_text()) == {key_of(file): sum_of(b"content")}
-
-
-@pytest.mark.usefixtures("later")
-def test_cache_file_writable_by_others_is_ignored(folder: Path, file: Path) -> None:
-    plant(folder, json.dumps({key_of(file): FALSE}))
-    assert ask(Checksums(folder), file) == FALSE
-    for mode in (0o620, 0o602):
-        (folder / CACHE_FILE).chmod(mode)
-        assert ask(Checksums(folder), file) == sum_of(b"content")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_cache_file_of_another_user_is_ignored(folder: Path, file: Path) -> None:
-    plant(folder, json.dumps({key_of(file): FALSE}))
-    os.chown(folder / CACHE_FILE, 12345, 12345)
-    assert ask(Checksums(folder), file) == sum_of(b"content")
-
-
-def test_symlinked_cache_file_is_ignored(folder: Path, file: Path, tmp_path: Path) -> None:
-    plant(folder, json.dumps({key_of(file): FALSE}))
-    (folder / CACHE_FILE).rename(tmp_path / "elsewhere")
-    (folder / CACHE_FILE).symlink_to(tmp_path / "elsewhere")
-    assert ask(Checksums(folder), file) == sum_of(b"content")
-
-
-@pytest.mark.usefixtures("later")
-@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere", "/dev/null", "~no-such-user/cache"])
-def test_files_are_hashed_each_time_if_cache_is_unwritable(file: Path, tmp_path: Path, place: str) -> None:
-    for _ in range(2):
-        known = Checksums(Path(place) if place.startswith("~") else tmp_path / place)
+def test_malformed_cache_file_is_replaced(folder: Path, file: Path) -> None:
+    for content in (
+        *("", "{", "[]", "null", "[" * 10**5, '{"a": 1}', '{"1:2": "x"}', f'{{"x": "{FALSE}"}}'),
+        *("9" * 5000, " " * 2**21),
+    ):
+        plant(folder, content)
+        known = Checksums(folder)
         assert ask(known, file) == sum_of(b"content")
         known.save()
-    assert file.read_bytes() == b"content"
+        assert json.loads((folder / CACHE_FILE).read_text()) == {key_of(file): sum_of(b"content")}, content[:20]
+
+
+def link_elsewhere(cache: Path) -> None:
+    cache.rename(cache.parent.parent / "elsewhere")
+    cache.symlink_to(cache.parent.parent / "elsewhere")
 
 
 @pytest.mark.usefixtures("later")
-def test_folder_in_place_of_cache_file_is_kept(folder: Path, file: Path) -> None:
-    (folder / CACHE_FILE / "kept").mkdir(parents=True)
-    known = Checksums(folder)
-    assert ask(known, file) == sum_of(b"content")
-    known.save()
-    assert [path.name for path in folder.iterdir()] == [CACHE_FILE]
+def test_cache_file_that_others_may_change_is_ignored(folder: Path, file: Path) -> None:
+    plant(folder, json.dumps({key_of(file): FALSE}))
+    assert ask(Checksums(folder), file) == FALSE
+    changes: list[Callable[[Path], object]] = [
+        lambda cache: cache.chmod(0o620),
+        lambda cache: cache.chmod(0o602),
+        link_elsewhere,
+        *([lambda cache: os.chown(cache, 12345, 12345)] if os.geteuid() == 0 else []),
+    ]
+    for number, change in enumerate(changes):
+        plant(folder, json.dumps({key_of(file): FALSE}))
+        change(folder / CACHE_FILE)
+        assert ask(Checksums(folder), file) == sum_of(b"content"), number
+        (folder / CACHE_FILE).unlink()
+
+
+@pytest.mark.usefixtures("later")
+def test_files_are_hashed_each_time_without_a_cache(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder" / CACHE_FILE / "kept").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    places = [tmp_path / name for name in ("file", "file/below", "folder", "/proc/nowhere", "/dev/null")]
+    for place in (None, Path("~no-such-user/cache"), *places):
+        for _ in range(2):
+            known = Checksums(place)
+            assert ask(known, file) == sum_of(b"content"), place
+            known.save()
+    assert file.read_bytes() == b"content"
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.usefixtures("later")

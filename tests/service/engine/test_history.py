@@ -85,13 +85,6 @@ def test_each_row_has_its_own_history(lengths: tuple[int, ...], chunks: Chunks, 
     assert result.next_offset.tolist() == (offset + lengths).tolist()
 
 
-def test_new_row_begins_after_an_end_of_sequence(engine: Engine) -> None:
-    result = embed(engine, TokenRequest(input_ids=rows_of([9]), outputs=("embeddings", *OUTPUT)))
-    assert np.array_equal(read(result), run(engine, [9], [END, END]))
-    assert result.next_context is not None
-    assert result.next_context.tolist() == [[END, 9]]
-
-
 def test_chunks_equal_a_single_pass(engine: Engine) -> None:
     (ids,) = random_rows(40)
     whole, found = run(engine, ids, [END, END]), []

@@ -19,7 +19,6 @@ from websockets.sync.client import connect
 import preblock
 from preblock.client.errors import RequestError, ServiceError
 from preblock.client.sync_client import Client
-from preblock.service.artifacts.manifest import Manifest
 from tests.support.artifacts import copy_artifact
 from tests.support.late import exporter, library_models, torch, transformers
 from tests.support.servers import Server
@@ -149,12 +148,6 @@ def test_mask_leaves_padding_out_of_the_delta(axes_server: Server) -> None:
     assert (answer["next_offset"], answer["position_delta"]) == ([3, 3], [3 - 3, 6 - 3])
 
 
-def test_embeddings_alone_do_not_depend_on_the_axes(axes_server: Server) -> None:
-    answer = post(axes_server, position_ids=POSITIONS.tolist()).json()
-    assert answer["embeddings"] == post(axes_server).json()["embeddings"]
-    assert answer["position_delta"] == [3 - 5, 6 - 5]
-
-
 def test_python_client_sends_arrays(axes_client: Client, expected: Expected) -> None:
     answer = axes_client.embed(IDS, model=MODEL, position_ids=POSITIONS, output="rotary_sin")
     lists = axes_client.embed(IDS.tolist(), model=MODEL, position_ids=POSITIONS.tolist(), output="rotary_sin")
@@ -221,24 +214,12 @@ def test_bad_value_is_named(axes_server: Server, fields: dict[str, Any], message
     assert message in answer.json()["detail"]
 
 
-def test_axes_for_a_model_of_one_axis_are_refused(axes_server: Server) -> None:
-    answer = post(axes_server, "llama", input_ids=[[1, 2]], position_ids=[[[0, 1]]] * 3)
-    assert answer.status_code == 422
-    assert answer.json()["detail"].startswith("position_ids: got three axes")
-
-
 def test_open_inference_protocol_names_a_bad_shape(axes_server: Server) -> None:
     tensor = {"name": "position_ids", "datatype": "INT64", "shape": [2, 1, 2], "data": [0] * 4}
     ids = {"name": "input_ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}
     answer = httpx.post(f"{axes_server.address}/v2/models/{MODEL}/infer", json={"inputs": [ids, tensor]})
     assert answer.status_code == 400
     assert "position_ids.shape: got [2, 1, 2], expected [batch, length], or [3, batch, length]" in answer.text
-
-
-def test_manifest_names_the_axes(axes_repository: Path) -> None:
-    for model, axes in ((MODEL, (0, 0, 1, 2)), (INTERLEAVED, (0, 1, 2, 0)), ("llama", None)):
-        manifest = Manifest.model_validate_json((axes_repository / model / "1/manifest.json").read_text())
-        assert manifest.rotary[0].model_dump().get("axes") == axes, model
 
 
 def test_stream_continues_after_the_largest_position(axes_client: Client, stream_cos: NDArray[np.float32]) -> None:

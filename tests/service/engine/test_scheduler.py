@@ -4,20 +4,13 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import httpx
 import pytest
-from fastapi import FastAPI
 
-from preblock.service.api.http import errors
-from preblock.service.api.http.routes import embed
-from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Unavailable
-from preblock.service.core.types import EmbedResult
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.runtime.session import INLINE_MAX_VALUES
-from tests.support.engines import ask_engine, live_settings, open_engine
+from tests.support.engines import live_settings
 
 LARGE = INLINE_MAX_VALUES + 1
 
@@ -189,44 +182,3 @@ def test_batched_run_has_a_maximum_size(scheduler: Scheduler) -> None:
 
     asyncio.run(scenario())
     assert runs == [[1, 2], [3], [4], [5]]
-
-
-def test_busy_server_rejects_large_and_serves_small_requests(tiny_repository: Path, scheduler: Scheduler) -> None:
-    body = b'{"input_ids": [[1, 2]]}'
-
-    async def scenario(app: FastAPI) -> None:
-        gate = threading.Event()
-        waiting = await occupy(scheduler, gate)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            large = await client.post("/models/gpt/embed", content=body.ljust(LARGE))
-            small = await client.post("/models/gpt/embed", content=body)
-            gate.set()
-            await asyncio.gather(*waiting)
-            later = await client.post("/models/gpt/embed", content=body.ljust(LARGE))
-        assert (large.status_code, small.status_code, later.status_code) == (503, 200, 200)
-        assert large.json()["detail"].startswith("the queue is full")
-        assert later.content == small.content
-
-    with open_engine(tiny_repository, scheduler) as engine:
-        app = FastAPI()
-        errors.install(app)
-        app.include_router(embed.router(embed.handler(engine)))
-        asyncio.run(scenario(app))
-
-
-def test_cancelled_request_does_not_change_other_responses(tiny_repository: Path) -> None:
-    with open_engine(tiny_repository, max_request_tokens=2**20, max_request_rows=2**20) as engine:
-        model = engine.repository.get("gpt")
-        requests = [read_embed({"input_ids": [[i % 7]] * 100_000}).request for i in range(4)]
-
-        async def scenario() -> list[object]:
-            tasks = [asyncio.create_task(ask_engine(engine, model, request)) for request in requests]
-            await asyncio.sleep(0)
-            tasks[1].cancel()
-            return await asyncio.gather(*tasks, return_exceptions=True)
-
-        for index, answer in enumerate(asyncio.run(scenario())):
-            assert isinstance(answer, asyncio.CancelledError if index == 1 else EmbedResult)
-            if isinstance(answer, EmbedResult):
-                alone = asyncio.run(ask_engine(engine, model, requests[index]))
-                assert answer.arrays["embeddings"].tobytes() == alone.arrays["embeddings"].tobytes()

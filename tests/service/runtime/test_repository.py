@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -249,13 +248,3 @@ def test_repository_folders_may_be_symlinks(weighty_repository: Path, tmp_path: 
     link.symlink_to(weighty_repository / level)
     linked = Repository(tmp_path / "models", CPU, 1).get("gpt")
     assert linked.identity == Repository(weighty_repository, CPU, 1).get("gpt").identity
-
-
-def test_files_may_have_several_hard_links(weighty_repository: Path, tmp_path: Path) -> None:
-    """Storage initializers and container layers link files instead of copying them."""
-    copied, linked = tmp_path / "copied", tmp_path / "linked"
-    shutil.copytree(weighty_repository, copied)
-    shutil.copytree(copied, linked, copy_function=os.link)
-    assert (linked / "gpt/1" / GRAPH).stat().st_nlink == 2
-    one, other = (Repository(folder, CPU, 1).get("gpt").identity for folder in (copied, linked))
-    assert one == other

@@ -26,7 +26,6 @@ GETS = (
     *("/v2/models/gpt/versions/1", "/v1/models"),
 )
 FILE = "/docs/static/swagger-ui.css"
-IDS_TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +64,6 @@ def test_options_lists_allowed_methods(client: TestClient) -> None:
     ):
         answer = client.options(path)
         assert (answer.status_code, answer.headers["Allow"], answer.content) == (204, allow, b""), path
-
-
-def test_json_body_needs_no_content_type(client: TestClient) -> None:
-    for path, body in (
-        ("/models/gpt/embed", {"input_ids": [1]}),
-        ("/v1/embeddings", {"model": "gpt", "input": [1], "pooling": "mean"}),
-        ("/v2/models/gpt/infer", {"inputs": [IDS_TENSOR]}),
-        ("/v2/repository/index", {}),
-    ):
-        for headers in ({}, {"Content-Type": "application/x-www-form-urlencoded"}):
-            assert client.post(path, content=json.dumps(body), headers=headers).status_code == 200, (path, headers)
 
 
 @pytest.mark.parametrize("lifespan", [True, False])

@@ -112,6 +112,16 @@ def test_trickled_bodies_are_closed(hasty: Server) -> None:
     assert [answer.endswith(LATE) for answer in answers_to_steps(hasty, steps, 0.1, received)] == [True] * 3
 
 
+def test_empty_line_does_not_start_header_timeout(hasty: Server) -> None:
+    with RawConnection(hasty.address) as client:
+        for _ in range(3):
+            assert client.ask(WHOLE)[0] == 200
+        client.send(b"\r\n", WHOLE)
+        assert client.answer()[0] == 200
+        time.sleep(1.5)
+        assert client.ask(WHOLE)[0] == 200
+
+
 def test_unread_body_of_answered_request_is_closed(hasty: Server) -> None:
     head = http_request("/livez", b"", {"Content-Length": "99"}, "GET")
     with dial(hasty.address) as stream:

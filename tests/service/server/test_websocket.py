@@ -120,22 +120,6 @@ def test_steps_in_any_segmentation_are_answered_in_order(model_server: Server, m
                 assert offsets == [offset]
 
 
-@pytest.mark.parametrize("mask", [bytes(4), b"\xff\x00\x12\x80"])
-def test_equal_and_unequal_rows_are_answered(model_server: Server, model_clients: Clients, mask: bytes) -> None:
-    with opened(model_server, "?offset=[2,9,40]") as raw:
-        raw.stream.sendall(masked(step([[1, 2], [3, 4], [5, 6]]), mask))
-        offsets, vectors = raw.vectors((3, 2))
-        assert offsets == [4, 11, 42]
-        assert vectors == expected(model_clients, [[1, 2], [3, 4], [5, 6]], [2, 9, 40])
-        raw.stream.sendall(masked(step([[1], [2, 3], [4]]), mask))  # six bytes of lengths differ
-        frame = bytes(raw.recv().data)
-        assert np.frombuffer(frame, np.int64, 3, FRAME.size).tolist() == [5, 13, 43]
-        raw.stream.sendall(masked(step([[7], [8], [9]]), mask))
-        offsets, vectors = raw.vectors((3, 1))
-        assert offsets == [6, 14, 44]
-        assert vectors == expected(model_clients, [[7], [8], [9]], [5, 13, 43])
-
-
 def test_mixed_messages_are_answered_in_order(model_server: Server, model_clients: Clients) -> None:
     mask = os.urandom(4)
     with opened(model_server) as raw:
@@ -157,32 +141,6 @@ def test_mixed_messages_are_answered_in_order(model_server: Server, model_client
         error = bytes(raw.recv().data)
         assert (error[5], b"50257" in error) == (3, True)
         assert raw.vectors((1, 1)) == ([5], expected(model_clients, [[5]], [4]))
-
-
-def test_repeated_step_is_answered_again(model_server: Server, model_clients: Clients) -> None:
-    mask = os.urandom(4)
-    with opened(model_server) as raw:
-        for number, ids in enumerate([5, 6, 7]):
-            for _ in range(2):
-                raw.stream.sendall(masked(step([[ids]], number + 1, stated=[number]), mask))
-                assert raw.vectors((1, 1)) == ([number + 1], expected(model_clients, [[ids]], [number]))
-        for frame in (step([[8]], 3), step([[8]], 2), step([[8]], 4, stated=[9])):
-            raw.stream.sendall(masked(frame, mask))
-            assert b"Conflict" in bytes(raw.recv().data)
-        raw.stream.sendall(masked(step([[8]], 4, stated=[3]), mask))
-        assert raw.vectors((1, 1)) == ([4], expected(model_clients, [[8]], [3]))
-
-
-def test_step_beyond_max_len_is_rejected_and_stream_stays_open(model_server: Server, model_clients: Clients) -> None:
-    mask = os.urandom(4)
-    with opened(model_server, "?offset=1023") as raw:
-        raw.stream.sendall(masked(step([[5]]), mask) + masked(step([[6]]), mask))
-        assert raw.vectors((1, 1)) == ([1024], expected(model_clients, [[5]], [1023]))
-        assert b"1023 + 1" not in (refused := bytes(raw.recv().data))
-        assert b"max_len" in refused
-        raw.stream.sendall(masked(b'{"rewind": [1020]}', mask, 0x81) + masked(step([[6]]), mask))
-        assert b"1020" in bytes(raw.recv().data)
-        assert raw.vectors((1, 1)) == ([1021], expected(model_clients, [[6]], [1020]))
 
 
 @pytest.mark.parametrize(

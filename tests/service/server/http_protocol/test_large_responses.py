@@ -1,6 +1,5 @@
 """Large responses over HTTP: streamed, compressed, unread, and to HTTP/1.0."""
 
-import base64
 import gzip
 import http.client
 import socket
@@ -112,16 +111,6 @@ def test_large_json_response_is_streamed(
     found = np.array(values(orjson.loads(answer.content)), np.float32)
     assert found.shape == ((*shape, WIDTH) if protocol == "native" else (ids.size * WIDTH,))
     np.testing.assert_array_equal(found.reshape(*shape, WIDTH), oracle(long_client, ids, 0))
-
-
-def test_large_ragged_json_response_is_streamed(long_client: httpx.Client) -> None:
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, (5, 900))
-    rows = [row[:length].tolist() for row, length in zip(ids, (3, 800, 1, 900, 895), strict=True)]
-    answer = long_client.post("/models/gpt/embed", json={"input_ids": rows, "encoding": "float"})
-    assert answer.headers["Transfer-Encoding"] == "chunked"
-    found = np.array(orjson.loads(answer.content)["embeddings"], np.float32)
-    expected = long_client.post("/models/gpt/embed", json={"input_ids": rows}).json()["embeddings"]
-    assert found.tobytes() == base64.b64decode(expected)
 
 
 def test_response_over_memory_limit_gets_503_after_wait(wide_repository: Path) -> None:
