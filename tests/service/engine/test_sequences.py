@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import selectors
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support.engines import ask_engine, open_engine
+from tests.support.event_loops import WaitedTimeLoop
 
 
 @pytest.fixture(scope="module")
@@ -61,28 +61,6 @@ async def stateless(engine: Engine, model: TokenModel, ids: Any, offset: Any, **
 
 def where(room: SequenceStore) -> dict[Any, list[int]]:
     return {(key.model, key.version, key.id): running.offset.tolist() for key, running in room.running().items()}
-
-
-class _Selector(selectors.DefaultSelector):
-    """Ends each wait at once, and counts its time."""
-
-    waited = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        found = super().select(timeout and 0)
-        self.waited += 0 if found else timeout or 0
-        return found
-
-
-class WaitedTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only while it waits for a timer: a busy machine changes nothing."""
-
-    def __init__(self) -> None:
-        self._clock = _Selector()
-        super().__init__(self._clock)
-
-    def time(self) -> float:
-        return self._clock.waited
 
 
 Test = Callable[[Sequences, SequenceStore, TokenModel], Awaitable[None]]

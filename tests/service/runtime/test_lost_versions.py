@@ -78,12 +78,3 @@ def test_model_stays_open_beside_a_broken_new_manifest(folder: Path, shard: Path
     repository.drop_changed()
     with pytest.raises(Unavailable):
         repository.get("ngrams")
-
-
-def test_removed_file_takes_the_version_out_of_service(folder: Path, shard: Path) -> None:
-    repository = open_repository(folder, shard.parent)
-    shard.unlink()
-    (state,) = repository.refresh()
-    assert state.reason == f"ngrams/1/references {shard} is missing; moved files need another export"
-    with pytest.raises(Unavailable):
-        repository.get("ngrams")
