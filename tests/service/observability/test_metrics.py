@@ -114,17 +114,3 @@ def test_records_are_summed_by_model_and_batch() -> None:
         assert found["preblock_model_stage_seconds_total", "m", "1", stage, "1"] == pytest.approx(2 * seconds)
     assert found["preblock_model_last_request_timestamp_seconds", "m", "1"] == pytest.approx(time.time(), abs=1)
     assert samples(metrics) == found
-
-
-def test_stream_gauge_counts_only_open_streams() -> None:
-    metrics = Metrics()
-
-    def gauge() -> float:
-        return samples(metrics)["preblock_streams_open",]
-
-    with metrics.stream(), metrics.stream():
-        assert gauge() == 2
-    assert gauge() == 0
-    with pytest.raises(ZeroDivisionError), metrics.stream():
-        raise ZeroDivisionError
-    assert gauge() == 0

@@ -52,18 +52,20 @@ def test_concurrent_calls_of_the_kernel_keep_their_ids(tmp_path: Path, real: boo
     assert lookups({} if real else build_driver(tmp_path), "threads") == ["same"] * 40
 
 
-def test_tables_over_the_gpu_limit_are_rejected(tmp_path: Path) -> None:
-    error = "model.onnx.data: got 12992 bytes, expected at most 12991, by gpu_mem_limit_bytes"
-    assert lookups(build_driver(tmp_path), "limit") == [error]
-
-
-def test_index_without_a_row_is_rejected(tmp_path: Path) -> None:
-    assert lookups(build_driver(tmp_path), "refusals") == [
+REFUSALS = {
+    "limit": ["model.onnx.data: got 12992 bytes, expected at most 12991, by gpu_mem_limit_bytes"],
+    "refusals": [
         "id: got 300, expected 0 to 299",
         "id: got -1, expected 0 to 299",
         "offset: got 511, expected 0 to 510",
         "offset: got -1, expected 0 to 510",
-    ]
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_tables_over_a_limit_and_bad_indices_are_rejected(tmp_path: Path, kind: str) -> None:
+    assert lookups(build_driver(tmp_path), kind) == REFUSALS[kind]
 
 
 FAILURES = [

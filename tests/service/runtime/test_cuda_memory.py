@@ -78,25 +78,24 @@ def run(code: str, folder: Path, *arguments: Path, failing: str = "") -> subproc
     )
 
 
-def test_pinned_memory_is_used_again_and_bounded(tmp_path: Path) -> None:
-    done = run(POOL, tmp_path)
-    assert done.stdout == "True (3, 699) 14679.0\nfull\n", done.stderr
-
-
-def test_vectors_of_a_gpu_are_copied_to_the_same_memory(tmp_path: Path) -> None:
-    done = run(COPY, tmp_path)
-    assert done.stdout == "True\n", done.stderr
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (POOL, "True (3, 699) 14679.0\nfull\n"),  # memory is used again, and bounded
+        (COPY, "True\n"),  # to the same memory
+        (STREAMS, "2 True False\nFalse\n"),  # the stream of an ended owner is used again
+    ],
+    ids=["pool", "copy", "streams"],
+)
+def test_memory_and_streams_are_used_again(tmp_path: Path, code: str, expected: str) -> None:
+    done = run(code, tmp_path)
+    assert done.stdout == expected, done.stderr
 
 
 def test_vectors_without_pinned_memory_are_copied_anyway(tmp_path: Path) -> None:
     for failing in ("cuMemAllocHost_v2", "cuMemcpyDtoH_v2"):
         done = run(COPY, tmp_path, failing=failing)
         assert done.returncode == 0, done.stderr
-
-
-def test_stream_of_an_owner_is_used_again_after_its_end(tmp_path: Path) -> None:
-    done = run(STREAMS, tmp_path)
-    assert done.stdout == "2 True False\nFalse\n", done.stderr
 
 
 @pytest.mark.skipif(CUDA in onnxruntime.get_available_providers(), reason="onnxruntime-gpu is installed")

@@ -25,14 +25,22 @@ KINDS = [NumpyMeans, *([KernelMeans] if BUILT else [])]
 LENGTHS = np.array([3, 1, 1, 300, 2, 64])
 
 
-def expected_means(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def expected_means(vectors: NDArray[np.float32], lengths: NDArray[np.int64]) -> NDArray[np.float32]:
     means = []
-    for part in np.split(vectors, np.cumsum(LENGTHS)[:-1]):
+    for part in np.split(vectors, np.cumsum(lengths)[:-1]):
         total = np.zeros(part.shape[1])
         for vector in part:
             total = total + vector
         means.append((total / len(part)).astype(np.float32))
     return np.stack(means)
+
+
+def values_of_every_size(rows: int, width: int) -> NDArray[np.float32]:
+    random = np.random.default_rng([rows, width])
+    scale = 10.0 ** random.integers(-6, 6, (rows, width))
+    values = (random.standard_normal(scale.shape) * scale).astype(np.float32)
+    values[3] = -0.0
+    return values
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,16 +50,13 @@ def expected_means(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 def test_means_of_chunks_equal_loop_in_float64(
     kind: type[Means], width: int, size: int, order: Literal["C", "F"]
 ) -> None:
-    random = np.random.default_rng([width, size])
-    scale = 10.0 ** random.integers(-6, 6, (int(LENGTHS.sum()), width))
-    vectors = (random.standard_normal(scale.shape) * scale).astype(np.float32)
-    vectors[3] = -0.0  # the only vector of its row
+    vectors = values_of_every_size(int(LENGTHS.sum()), width)  # the fourth vector is the only one of its row
     # The sum of the row of 300 is nothing but rounding errors, so it shows the order of the additions.
-    vectors[155:305] = -random.permutation(vectors[5:155])
+    vectors[155:305] = -np.random.default_rng(size).permutation(vectors[5:155])
     found = kind(LENGTHS, width)
     for begin in range(0, len(vectors), size):
         found.add(np.array(vectors[begin : begin + size], order=order))
-    assert found.means.tobytes() == expected_means(vectors).tobytes()
+    assert found.means.tobytes() == expected_means(vectors, LENGTHS).tobytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,18 +99,9 @@ def test_wrong_sizes_are_rejected_by_kernel(changed: dict[str, NDArray[Any]], fi
 @pytest.mark.parametrize("width", [1, 5, 33, 256])
 @pytest.mark.parametrize("lengths", [[1], [3, 1, 1, 300, 2, 64], [5000]])
 def test_means_equal_loop_in_float64(width: int, lengths: list[int]) -> None:
-    random = np.random.default_rng([width, len(lengths)])
-    scale = 10.0 ** random.integers(-6, 6, (50, width))
-    table = (random.standard_normal(scale.shape) * scale).astype(np.float32)
-    table[3] = -0.0
-    ids = TokenRows(random.integers(0, 50, sum(lengths)), np.array(lengths))
-    expected = []
-    for row in np.split(ids.values, np.cumsum(lengths)[:-1]):
-        total = np.zeros(width)
-        for vector in table[row]:
-            total = total + vector
-        expected.append((total / len(row)).astype(np.float32))
-    assert LookupTable(table).means(ids).tobytes() == np.stack(expected).tobytes()
+    table = values_of_every_size(50, width)
+    ids = TokenRows(np.random.default_rng(width).integers(0, 50, sum(lengths)), np.array(lengths))
+    assert LookupTable(table).means(ids).tobytes() == expected_means(table[ids.values], ids.lengths).tobytes()
 
 
 @pytest.fixture

@@ -50,17 +50,6 @@ def test_thread_count_does_not_change_results(model_repository: Path) -> None:
     assert many.tobytes() == one.tobytes()
 
 
-def test_session_describes_its_provider_and_inputs(tiny_repository: Path) -> None:
-    session = Session(tiny_repository / "bert" / "1")
-    assert session.provider == CPU
-    assert [(t.name, t.dtype, t.shape) for t in session.inputs] == [
-        ("input_ids", "int64", ("batch", "length")),
-        ("offset", "int64", ("offsets",)),
-        ("token_type_ids", "int64", ("batch", "length")),
-    ]
-    assert [(t.name, t.dtype, t.shape) for t in session.outputs] == [("embeddings", "float32", ("batch", "length", 4))]
-
-
 @pytest.mark.parametrize("name", [GRAPH, DATA])
 def test_missing_file_is_rejected(tiny_repository: Path, tmp_path: Path, name: str) -> None:
     folder = shutil.copytree(tiny_repository / "gpt" / "1", tmp_path / "1")
