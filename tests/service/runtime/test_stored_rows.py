@@ -4,10 +4,8 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ from preblock.service.runtime.ngram_rows import Gather, KernelGather, NumpyGathe
 from preblock.service.runtime.table_memory import MIN_BUDGET_BYTES, TableMemory, read_file_pages
 
 if BUILT:
-    from preblock.service.runtime._kernels import gather_rows, open_table
+    pass
 
 built = pytest.mark.skipif(not BUILT, reason="_stored_rows.c was not built")
 KINDS = [NumpyGather, *([KernelGather] if BUILT else [])]
@@ -56,44 +54,6 @@ def test_id_without_a_row_is_rejected(kind: type[Gather]) -> None:
             with pytest.raises(IndexError, match=f"^id: got {id_}, expected 0 to 4$"):
                 kind(tables, 8).run(ids, out)
             assert (out[at, 1] == 7).all()
-
-
-@built
-def test_parts_of_broken_rows_are_rejected() -> None:
-    part = b"x" * 16
-    cases: list[tuple[Any, int]] = [((part,), 0), ((part,), -8), ((part, part[1:]), 8), ((part, b""), 8), ((), 8)]
-    for parts, row_bytes in cases:
-        with pytest.raises(ValueError, match=f"^row_bytes: got {row_bytes}, " if parts else "^parts: got none"):
-            open_table(parts, row_bytes)
-    for other in ((memoryview(b"x" * 8), 5), [memoryview(b"x" * 8)]):
-        with pytest.raises(TypeError):
-            open_table(other, 8)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="PyCapsule"):
-        gather_rows(np.zeros(1, np.int64), (object(),), np.zeros(8, np.uint8), 1)
-
-
-@built
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("ids", lambda ids: ids[:-1]),
-        ("out", lambda out: out[:-1]),
-        ("heads", lambda _: 0),
-        ("heads", lambda _: 2**63 - 1),
-        ("tables", lambda _: ()),
-        ("tables", lambda tables: (tables[0], open_table((memoryview(b"x" * 9),), 9))),
-    ],
-)
-def test_mismatching_sizes_are_rejected(name: str, change: Callable[[Any], Any]) -> None:
-    given: dict[str, Any] = {
-        "ids": np.zeros((3, 2, 2), np.int64),
-        "tables": tuple(open_table((memoryview(bytes(64)),), 8) for _ in range(2)),
-        "out": np.full((12, 8), 7, np.uint8),
-        "heads": 2,
-    }
-    with pytest.raises(ValueError, match=r"heads: got .*, expected tables of one row size, as many ids for each"):
-        gather_rows(*(given | {name: change(given[name])}).values())
-    assert (given["out"] == 7).all()
 
 
 def write_table(file: Path, rows: int, row_bytes: int = 160) -> NDArray[np.uint8]:

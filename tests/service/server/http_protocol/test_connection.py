@@ -22,29 +22,20 @@ from preblock.service.server.http_connection import HttpConnection
 from preblock.service.server.run import configure
 from tests.service.server.http_protocol.requests import VOCABULARY, WIDTH, Ids, raw, v2
 from tests.support.connections import RawConnection, dial, http_request
-from tests.support.scrapes import read_metrics
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("write", [raw, v2])
-def test_repeated_request_has_same_headers_and_statistics(
+def test_repeated_request_has_same_headers(
     long_client: httpx.Client, write: Callable[[Ids, int], tuple[str, bytes, dict[str, str]]]
 ) -> None:
     path, body, headers = write(np.array([[3, 4]]), 5)
-    first = long_client.post(path, content=body, headers=headers)
-    before = read_metrics(long_client)["preblock_tokens_total", "gpt"]
-    stats = long_client.get("/v2/models/gpt/stats").json()["model_stats"][0]
-    second = long_client.post(path, content=body, headers=headers)
+    first, second = (long_client.post(path, content=body, headers=headers) for _ in range(2))
     assert second.content == first.content
-    names = set(first.headers) - {"date", "x-request-id", "server-timing"}
-    assert {name: second.headers[name] for name in names} == {name: first.headers[name] for name in names}
     assert set(second.headers) == set(first.headers)
-    assert read_metrics(long_client)["preblock_tokens_total", "gpt"] == before + 2
-    after = long_client.get("/v2/models/gpt/stats").json()["model_stats"][0]
-    assert after["inference_count"] == stats["inference_count"] + 1
-    assert after["inference_stats"]["success"]["count"] == stats["inference_stats"]["success"]["count"] + 1
-    assert after["inference_stats"]["compute_infer"]["ns"] > stats["inference_stats"]["compute_infer"]["ns"]
+    for name in set(first.headers) - {"date", "x-request-id", "server-timing"}:
+        assert second.headers[name] == first.headers[name], name
 
 
 @pytest.mark.parametrize("split", [1, 7])
@@ -114,16 +105,13 @@ def test_offer_of_http_2_is_ignored(long_server: Server, long_client: httpx.Clie
         assert stream.answer()[2] == vectors
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_offer_of_http_2_before_a_close_is_ignored(
-    long_server: Server, long_client: httpx.Client, version: str
-) -> None:
+def test_offer_of_http_2_before_a_close_is_ignored(long_server: Server) -> None:
     path, body, headers = raw(np.array([[3, 4]]), 5)
-    last = headers | OFFER | {"Connection": "close, Upgrade, HTTP2-Settings"}
-    with RawConnection(long_server.address) as stream:
-        answer = stream.ask(http_request(path, body, last).replace(b"HTTP/1.1", b"HTTP/" + version.encode()))
-        assert answer[2] == long_client.post(path, content=body, headers=headers).content
-        assert stream.file.read() == b""
+    sent = http_request(path, body, headers | OFFER | {"Connection": "close, Upgrade, HTTP2-Settings"})
+    for version in (b"1.0", b"1.1"):
+        with RawConnection(long_server.address) as stream:
+            assert stream.ask(sent.replace(b"HTTP/1.1", b"HTTP/" + version))[0] == 200
+            assert stream.file.read() == b""
 
 
 def test_absolute_target_is_answered_as_its_path(long_server: Server, long_client: httpx.Client) -> None:
