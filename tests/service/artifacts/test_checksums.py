@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -223,11 +222,9 @@ def test_repository_files_are_hashed_once(
 def test_check_uses_the_cache_and_verify_ignores_it(tmp_path: Path) -> None:
     file = copy_artifact("gpt", tmp_path / "models") / DATA  # verify writes the report
     plant(tmp_path / "cache", json.dumps({key_of(file): FALSE}))
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        arguments += ("--repository", str(tmp_path / "models"))
-        return commands.run(commands.preblock, *arguments, environment={"PREBLOCK_CACHE_DIR": str(tmp_path / "cache")})
-
-    refused, verified = run("check"), run("verify", "gpt")
+    places = {"PREBLOCK_CACHE_DIR": str(tmp_path / "cache"), "PREBLOCK_REPOSITORY": str(tmp_path / "models")}
+    refused, verified = (
+        commands.run(commands.preblock, *arguments, environment=places) for arguments in (["check"], ["verify", "gpt"])
+    )
     assert refused.stderr.startswith(f"preblock: gpt/1/{DATA}: got sha256 {FALSE[:12]}…")
     assert verified.returncode == 0, verified.stderr

@@ -126,25 +126,27 @@ def written(number: int, content: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
+def append_graph(folder: Path, content: bytes) -> None:
+    """Append the field `graph` once more: its content is merged with the first one's."""
+    with (folder / GRAPH).open("ab") as file:
+        file.write(written(onnx.ModelProto.GRAPH_FIELD_NUMBER, content))
+    seal(folder)
+
+
 def test_deeply_nested_graphs_are_rejected(weighty_copy: Path) -> None:
     attribute, node = onnx.NodeProto.ATTRIBUTE_FIELD_NUMBER, onnx.GraphProto.NODE_FIELD_NUMBER
     inner = b""
     for _ in range(2000):
         for number in (AttributeProto.G_FIELD_NUMBER, attribute, node):
             inner = written(number, inner)
-    with (weighty_copy / GRAPH).open("ab") as file:
-        file.write(written(onnx.ModelProto.GRAPH_FIELD_NUMBER, inner))
-    seal(weighty_copy)
+    append_graph(weighty_copy, inner)
     assert refusal(weighty_copy).startswith(f"{GRAPH} is no ONNX model: ")
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9", b"\xff\xff", b"a\nb", b"x" * 10**6])
 def test_invalid_tensor_name_keeps_error_message_short(weighty_copy: Path, name: bytes) -> None:
     tensor = external("").SerializeToString() + written(TensorProto.NAME_FIELD_NUMBER, name)
-    graph = written(onnx.GraphProto.INITIALIZER_FIELD_NUMBER, tensor)
-    with (weighty_copy / GRAPH).open("ab") as file:  # the same field once more is merged with the first
-        file.write(written(onnx.ModelProto.GRAPH_FIELD_NUMBER, graph))
-    seal(weighty_copy)
+    append_graph(weighty_copy, written(onnx.GraphProto.INITIALIZER_FIELD_NUMBER, tensor))
     message = refusal(weighty_copy)
     assert message.startswith(GRAPH)
     assert len(message) < 500
@@ -154,16 +156,14 @@ def test_invalid_tensor_name_keeps_error_message_short(weighty_copy: Path, name:
     ("values", "message"),
     [
         ({"vocab_size": 101}, f"vocab_size: got 101, expected 100, the rows of {TOKENS}"),
-        ({"vocab_size": 99}, f"vocab_size: got 99, expected 100, the rows of {TOKENS}"),
         ({"max_len": 51}, f"max_len: got 51, expected at most the rows of {GRAPH} (["),
-        ({"max_len": 2**40}, f"max_len: got {2**40}, expected at most the rows of {GRAPH} (["),
         ({"width": 33}, "width: got 33, expected 32, the width of embeddings"),
         ({"indices": {"token_type_ids": 2}}, f"indices: got token_type_ids, expected inputs of {GRAPH}"),
         ({"token_embeddings": LOOKUP}, "token_embeddings.width: got 16, expected 32, the width of token_embeddings"),
         ({"files": {}}, f"files does not list {GRAPH}, {DATA}, {TOKEN_GRAPH}"),
         ({"graphs": {}}, f"graphs: got nothing, expected at least {GRAPH}"),
     ],
-    ids=range(9),
+    ids=range(7),
 )
 def test_manifest_disagreeing_with_graph_is_rejected(weighty_copy: Path, values: dict[str, Any], message: str) -> None:
     seal(weighty_copy, **values)
@@ -265,7 +265,6 @@ def test_generated_onnx_module_is_current(tmp_path: Path) -> None:
             "ngram_tables.0: got 240 rows of 32 float32 from byte 1584, expected a table of ngrams.onnx",
         ),
         (change_table(dtype="float16"), "ngram_tables.0: got 240 rows of 16 float16 from byte 1584, expected a table"),
-        (change_table(dtype="int8"), "ngram_tables.0.dtype: got int8, expected"),
         (change_part(begin=10**9), "ngram_tables.0: got 240 rows of 16 float32 from byte 1000000000, expected a table"),
         (change_part(begin=-1), "ngram_tables.0.parts.0.begin: got -1, expected"),
         (change_part(rows=241), "ngram_tables.0.parts: got "),

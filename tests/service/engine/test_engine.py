@@ -148,19 +148,6 @@ def bits(answer: EmbedResult) -> list[object]:
     return [answer.version, answer.dtype, *((name, array.shape, array.tobytes()) for name, array in arrays.items())]
 
 
-def test_different_lengths_and_offsets_share_one_run(tiny_repository: Path) -> None:
-    with open_engine(tiny_repository) as engine:
-        fields = ({"input_ids": [1, 2, 3]}, {"input_ids": [[4], [5]], "offset": 5})
-        first, second = (read_embed(each).request for each in fields)
-        assert isinstance(first, TokenRequest)
-        assert isinstance(second, TokenRequest)
-        together = answers_together(engine, [("gpt", None, first), ("gpt", None, second)])
-        assert executions(engine, "gpt") == (3, 1, {3: 1})
-        alone = [asyncio.run(ask_engine(engine, engine.repository.get("gpt"), request)) for request in (first, second)]
-        assert executions(engine, "gpt") == (6, 3, {3: 1, 1: 1, 2: 1})
-        assert [bits(answer) for answer in together] == [bits(answer) for answer in alone]
-
-
 def test_batched_requests_equal_single_requests_bit_for_bit(tiny_repository: Path) -> None:
     """Both versions of one model and another, every output, type and pooling, random company."""
     with open_engine(tiny_repository) as engine:

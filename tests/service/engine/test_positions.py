@@ -72,18 +72,6 @@ def test_positions_count_preceding_real_tokens(engine: Engine, name: str, paddin
 
 
 @pytest.mark.parametrize("name", [*COUNTS, "masked"])
-def test_padded_row_token_by_token_equals_one_pass(engine: Engine, name: str) -> None:
-    ids, mask = padded()
-    whole = embed(engine, name, ids, mask, np.array([0])).arrays["embeddings"].reshape(4, 5, 4)
-    offset = np.zeros(4, np.int64)
-    for column in range(5):
-        step = embed(engine, name, ids[:, column : column + 1], mask[:, column : column + 1], offset)
-        np.testing.assert_array_equal(step.tensors["embeddings"], whole[:, column : column + 1])
-        offset = step.next_offset
-    np.testing.assert_array_equal(offset, mask.sum(1))
-
-
-@pytest.mark.parametrize("name", [*COUNTS, "masked"])
 def test_unequal_rows_equal_single_rows(engine: Engine, name: str) -> None:
     ids, mask = padded()
     lengths = np.array([5, 3, 1, 4])

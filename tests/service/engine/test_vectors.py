@@ -56,10 +56,3 @@ def test_mean_of_negative_zeros_keeps_their_sign() -> None:
     row = TokenRows.of_array(np.zeros((1, 2), np.int64))
     zeros = np.full((2, 3), -0.0, np.float32)
     assert mean([zeros[:1], zeros[1:]], row, None, 3).tobytes() == pool(zeros, row, None, "mean").tobytes()
-
-
-def test_pooling_counts_only_real_tokens() -> None:
-    vectors = np.arange(6, dtype=np.float32).reshape(6, 1)
-    rows, real = TokenRows(np.zeros(6, np.int64), np.array([4, 2])), np.array([0, 1, 1, 0, 1, 0])
-    found = {pooling: pool(vectors, rows, real, pooling).tolist() for pooling in ("mean", "first", "last")}
-    assert found == {"mean": [[1.5], [4]], "first": [[1], [4]], "last": [[2], [4]]}

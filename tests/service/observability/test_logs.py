@@ -1,4 +1,4 @@
-"""Access log of a real server: its lines and their fields. Oracles: the requests, and `json`."""
+"""Access log of a real server, and the handler that writes without blocking. Oracles: the requests, and `json`."""
 
 import json
 import logging
@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,7 @@ from websockets.sync.client import connect as connect_socket
 
 from preblock.service.core.types import TokenRows
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext, RequestRecord
-from preblock.service.observability.logs import AccessLog, JsonFormatter, RequestIdFilter
+from preblock.service.observability.logs import DROPPED_LINES, AccessLog, JsonFormatter, LogWriter, RequestIdFilter
 from tests.support.artifacts import make_repository
 from tests.support.engines import live_settings
 from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub
@@ -215,3 +216,57 @@ def test_cancelled_grpc_calls_are_not_logged(models: Path) -> None:
                     call.cancel()
 
     assert said(models, leave) == []
+
+
+LINES = 5000
+SECONDS = 60
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    yield reader, writer
+    for end in (reader, writer):
+        try:
+            os.close(end)
+        except OSError:  # a test has closed it
+            continue
+
+
+def record(text: str, *arguments: object) -> logging.LogRecord:
+    return logging.LogRecord("a.library", logging.WARNING, __file__, 1, text, arguments, None)
+
+
+def test_log_line_with_wrong_arguments_is_written_with_reason(pipe: tuple[int, int]) -> None:
+    log = LogWriter(pipe[1])
+    log.handle(record("%d tokens", "many"))
+    log.flush()
+    log.close()
+    assert os.read(pipe[0], 4096).decode().startswith("WARNING a.library: '%d tokens' (not formatted: ")
+
+
+def test_unwritable_log_lines_are_counted_as_dropped(pipe: tuple[int, int]) -> None:
+    DROPPED_LINES.take()
+    os.close(pipe[0])
+    log = LogWriter(pipe[1])
+    log.handle(record("lost"))
+    log.flush()
+    log.close()
+    assert DROPPED_LINES.take() == 1
+
+
+def test_non_blocking_log_pipe_gets_every_line(pipe: tuple[int, int]) -> None:
+    os.set_blocking(pipe[1], False)
+    log, received = LogWriter(pipe[1]), bytearray()
+    for number in range(LINES):  # more bytes than the pipe holds
+        log.handle(record("%d %s", number, "x" * 100))
+
+    def read() -> None:
+        while received.count(b"\n") < LINES:
+            received.extend(os.read(pipe[0], 2**16))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(SECONDS)
+    log.close()
+    assert [line.split()[0] for line in received.decode().splitlines()] == [str(number) for number in range(LINES)]

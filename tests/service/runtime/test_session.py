@@ -15,12 +15,21 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
+from preblock.service.artifacts.io import read_with_identity
 from preblock.service.artifacts.names import DATA, GRAPH
 from preblock.service.core.errors import ArtifactError, Forbidden, ProviderError
 from preblock.service.runtime.cuda_driver import has_driver, load_driver
-from preblock.service.runtime.providers import CPU, CUDA, PROBE, choose_provider, cuda_unavailable_reason
+from preblock.service.runtime.providers import (
+    CPU,
+    CUDA,
+    PROBE,
+    ProviderChoice,
+    choose_provider,
+    cuda_unavailable_reason,
+)
 from preblock.service.runtime.runner import Feeds, Float32
 from preblock.service.runtime.session import CudaSession, Session
+from tests.support.artifacts import STORED
 
 HAS_CUDA = CUDA in onnxruntime.get_available_providers()
 cpu_package = pytest.mark.skipif(HAS_CUDA, reason="onnxruntime-gpu is installed")
@@ -174,3 +183,17 @@ def test_tables_over_gpu_memory_limit_are_rejected(model_repository: Path) -> No
         CudaSession(folder, CUDA, gpu_mem_limit_bytes=size - 1)
     assert (refused.value.field, refused.value.got) == ("model.onnx.data", f"{size} bytes")
     Session(folder, gpu_mem_limit_bytes=1)  # the limit is not for the CPU
+
+
+def test_provider_for_exact_rows_is_cpu_with_auto() -> None:
+    for stored, requested, provider in (
+        ("gpt", "auto", CPU),
+        ("bert", "auto", CPU),
+        ("projected", "auto", CUDA),
+        ("vit", "auto", CUDA),
+        ("gpt", "cuda", CUDA),
+    ):
+        manifest, _ = read_with_identity(STORED / stored)
+        found = ProviderChoice(requested, CUDA, CUDA, None).for_model(manifest)
+        assert (found.active, found.reason is None) == (provider, provider == CUDA), stored
+        assert ProviderChoice("auto", CPU, None, "no driver").for_model(manifest).active == CPU, stored
