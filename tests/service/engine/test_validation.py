@@ -30,14 +30,12 @@ def request(**fields: Any) -> TokenRequest:
         {"input_ids": [[0, 10]]},
         {"input_ids": [[0] * 8]},
         {"input_ids": [[0]], "offset": 7},
-        {"input_ids": [[0], [0] * 8], "offset": [7, 0]},
         {"input_ids": [[0, 0], [0, 0]], "offset": [6]},
         {"input_ids": [[0, 0]], "token_type_ids": [[0, 1]]},
         {"input_ids": [[0, 0]], "position_ids": [[7, 0]]},
         {"input_ids": [[0] * 20], "position_ids": [[7] * 20]},
         {"input_ids": [[0, 0, 0]], "attention_mask": [[0, 1, 0]], "offset": 7},
         {"input_ids": [[0, 0]], "attention_mask": [[0, 0]], "offset": 8},
-        {"input_ids": [[0, 0]], "attention_mask": [[0, 1]], "position_ids": [[7, 0]]},
     ],
 )
 def test_requests_at_limits_are_accepted(fields: dict[str, Any]) -> None:
@@ -50,8 +48,6 @@ def test_requests_at_limits_are_accepted(fields: dict[str, Any]) -> None:
         ({"input_ids": [[0, 11]]}, "input_ids[0][1]", "11"),
         ({"input_ids": [[0], [1, -1]]}, "input_ids[1][1]", "-1"),
         ({"input_ids": [LARGEST]}, "input_ids[0]", f"{LARGEST}"),
-        ({"input_ids": [SMALLEST]}, "input_ids[0]", f"{SMALLEST}"),
-        ({"input_ids": [11, -1]}, "input_ids[0]", "11"),
         ({"input_ids": [0], "token_type_ids": [2]}, "token_type_ids[0]", "2"),
         ({"input_ids": [0], "token_type_ids": [-1]}, "token_type_ids[0]", "-1"),
         ({"input_ids": [0], "token_type_ids": [[0], [0]]}, "token_type_ids", "2 rows"),
@@ -63,7 +59,6 @@ def test_requests_at_limits_are_accepted(fields: dict[str, Any]) -> None:
         ({"input_ids": [0], "offset": -1}, "offset[0]", "-1"),
         ({"input_ids": [[0], [0]], "offset": [0, SMALLEST]}, "offset[1]", f"{SMALLEST}"),
         ({"input_ids": [0], "offset": 8}, "offset[0] + tokens", "8 + 1 = 9"),
-        ({"input_ids": [0] * 9}, "offset[0] + tokens", "0 + 9 = 9"),
         ({"input_ids": [[0], [0, 0]], "offset": 7}, "offset[1] + tokens", "7 + 2 = 9"),
         ({"input_ids": [0], "offset": LARGEST}, "offset[0] + tokens", f"{LARGEST} + 1 = {LARGEST + 1}"),
         ({"input_ids": [0, 0], "attention_mask": [1, 0], "offset": 8}, "offset[0] + tokens", "8 + 1 = 9"),
@@ -111,13 +106,6 @@ def test_max_tokens_counts_tokens_of_all_rows() -> None:
     check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), replace(LIMITS, tokens=16))
     with pytest.raises(TooLarge, match="input_ids: got 16 tokens, expected at most 15 tokens in a request"):
         check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), replace(LIMITS, tokens=15))
-
-
-def test_check_does_not_change_the_request() -> None:
-    ids = np.array([[1, 2], [3, 4]])
-    ids.setflags(write=False)
-    check(TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([6, 0])), tiny_manifest(), LIMITS)
-    assert ids.tolist() == [[1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize("field", ["output", "dtype", "pooling"])

@@ -38,16 +38,6 @@ def alike(tiny_http: httpx.Client) -> httpx.Client:
     return tiny_http
 
 
-def test_client_request_id_is_returned(alike: httpx.Client) -> None:
-    name = "x-request-id"
-    for path in ("/livez", "/models", "/models/nope", "/nowhere", "/v2/models/gpt"):
-        assert alike.get(path, headers={name: "mine/1"}).headers.get_list("X-Request-Id") == ["mine/1"]
-    document = {"input_ids": [[1]]}
-    assert alike.post(EMBED, json=document, headers={name: "mine/2"}).headers.get_list("X-Request-Id") == ["mine/2"]
-    for number in range(3):
-        assert embed(alike, **{name: f"id-{number}"}).headers.get_list("X-Request-Id") == [f"id-{number}"]
-
-
 def test_invalid_request_id_is_replaced(alike: httpx.Client) -> None:
     for request_id in ("", "a b", "a\tb", "é", "x" * 129):
         headers = httpx.Headers({b"X-Request-Id": request_id.encode("latin-1")})

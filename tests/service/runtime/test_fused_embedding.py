@@ -89,15 +89,12 @@ class Refusing:
 def test_fused_lookup_equals_plain_graph(model: TokenModel) -> None:
     assert model.tables is not None
     kernel = FusedLookup(model.tables, Refusing())
-    for batch, length in ((1, 1), (3, 7), (1, 40), (200, 1), (4, 30)):
-        for offset in (0, 3, 10):
-            feeds = feeds_of(batch, length, offset)
-            found = kernel.run(feeds, ["embeddings"])["embeddings"]
-            assert found.shape == (batch, length, 32)
-            assert found.tobytes() == expected(model, feeds)
-    for offsets in ((0, 49), (49, 3, 3), tuple(range(50))):
-        feeds = feeds_of(len(offsets), 1, *offsets)
-        assert kernel.run(feeds, ["embeddings"])["embeddings"].tobytes() == expected(model, feeds)
+    shared = [(batch, length, (offset,)) for batch, length in ((1, 1), (3, 7), (1, 40), (200, 1)) for offset in (0, 10)]
+    for batch, length, offsets in (*shared, (2, 1, (0, 49)), (3, 1, (49, 3, 3)), (50, 1, tuple(range(50)))):
+        feeds = feeds_of(batch, length, *offsets)
+        found = kernel.run(feeds, ["embeddings"])["embeddings"]
+        assert found.shape == (batch, length, 32)
+        assert found.tobytes() == expected(model, feeds), (batch, length, offsets)
 
 
 @built

@@ -3,22 +3,17 @@
 Servers of others run it in tests/e2e/test_asgi_servers.py.
 """
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from preblock.service.app import create_app
 from preblock.service.core.settings import Settings
-from tests.service.matrix.bodies import step_frame, write_native
-from tests.support.artifacts import read_tables
 
-IDS = np.array([[1, 6, 0]])
 GETS = (
     *("/", "/livez", "/readyz", "/metrics", "/docs", "/openapi.json"),
     *("/models", "/models/gpt", "/models/gpt/versions/1"),
@@ -32,18 +27,6 @@ FILE = "/docs/static/swagger-ui.css"
 def client(wide_repository: Path) -> Iterator[TestClient]:
     with TestClient(create_app(Settings(repository=wide_repository))) as client:
         yield client
-
-
-def test_vectors_equal_the_tables_on_every_protocol(client: TestClient, wide_repository: Path) -> None:
-    tables = read_tables(wide_repository / "gpt" / "1")
-    expected = bytes((tables["tokens"][IDS] + tables["positions"][:3]).tobytes())
-    path, headers, body = write_native(IDS, 0, "gpt")
-    assert client.post(path, content=body, headers=headers).content == expected
-    with client.websocket_connect("/models/gpt/decode") as stream:
-        stream.send_bytes(step_frame(IDS))
-        assert stream.receive_bytes().endswith(expected)
-        stream.send_text('{"input_ids": [6]}')
-        assert json.loads(stream.receive_text())["next_offset"] == [4]
 
 
 def test_head_has_the_headers_of_get(client: TestClient) -> None:

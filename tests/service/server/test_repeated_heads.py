@@ -3,8 +3,6 @@
 Oracle: the answers to the same requests on connections of their own.
 """
 
-import asyncio
-import dataclasses
 import gc
 import re
 import shutil
@@ -22,10 +20,7 @@ import tests.support.profiles  # noqa: F401
 from preblock.service.app import create_app
 from preblock.service.core.settings import Settings
 from preblock.service.observability.context import RequestContext
-from preblock.service.server.http_connection import HttpConnection
-from preblock.service.server.read_scheduler import ReadTurns
 from preblock.service.server.run import configure
-from preblock.service.server.uvicorn_bridge import ConnectionFactory, ServerState
 from tests.support.artifacts import copy_artifact
 from tests.support.connections import RawConnection, http_request
 from tests.support.servers import Server, live_server, serve
@@ -64,16 +59,6 @@ def test_empty_lines_are_not_a_head(address: str) -> None:
             assert client.answer()[0] == 200
         client.send(b"\r\n\r\n" + bytes(size))
         assert client.answer()[0] == 400
-
-
-def test_request_split_at_any_byte_is_answered(address: str) -> None:
-    sent = request(1, 2)
-    expected = alone(address, sent)[1]
-    with RawConnection(address) as client:
-        for end in range(1, len(sent)):
-            assert client.ask(sent)[2] == expected
-            client.send(sent[:end], sent[end:])
-            assert client.answer()[2] == expected
 
 
 def chunked(*ids: int) -> bytes:
@@ -184,56 +169,6 @@ def test_new_version_answers_until_removed(tmp_path: Path) -> None:
         wait_until(lambda: is_answered_by(2))
         shutil.rmtree(tmp_path / "gpt" / "2")
         wait_until(lambda: is_answered_by(1))
-
-
-class HeldTurns(ReadTurns):
-    """Reads no large input until it is released."""
-
-    held = True
-
-    def read(self) -> None:
-        if not self.held:
-            super().read()
-
-
-def test_held_head_is_read_once_at_shutdown(tiny_repository: Path) -> None:
-    """Its body waits for a turn when the shutdown begins."""
-    ids = np.ones((1000, 3), np.int64)
-    sent = http_request(f"{EMBED}?shape=1000,3", ids.tobytes(), {"Content-Type": BYTES, "Accept": BYTES})
-    head_size = sent.index(b"\r\n\r\n") + 4
-
-    async def run() -> list[bytes]:
-        loop, settings = asyncio.get_running_loop(), Settings(repository=tiny_repository)
-        config, turns = configure(settings, create_app(settings)), HeldTurns(loop)
-        config.load()
-        shared = ConnectionFactory(HttpConnection, settings).share(config, ServerState(), {})
-        connections: list[HttpConnection] = []
-
-        def connect() -> HttpConnection:
-            connections.append(HttpConnection(dataclasses.replace(shared, turns=turns)))
-            return connections[-1]
-
-        server = await loop.create_server(connect, "127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        answers: list[bytes] = []
-        for number in range(3):
-            turns.held = number == 2
-            writer.write(sent[:head_size])
-            await asyncio.sleep(0.05)
-            writer.write(sent[head_size:-8])
-            await asyncio.sleep(0.05)
-            if turns.held:
-                connections[0].shutdown()
-                turns.held = False
-                turns.read()
-            writer.write(sent[-8:])
-            answers.append((await reader.readuntil(b"\r\n\r\n"))[:12])
-            await reader.readexactly(ids.size * WIDTH * 4)
-        writer.close()
-        server.close()
-        return answers
-
-    assert asyncio.run(run()) == [b"HTTP/1.1 200"] * 3
 
 
 def test_idle_connection_keeps_no_request(wide_repository: Path) -> None:

@@ -1,6 +1,6 @@
 """Plain steps, answered in the connection of a WebSocket, in any parts and between any other messages.
 
-Oracles: the rows of the native API; `websockets` reads the answers, and wsproto checks the length of short ones.
+Oracles: the rows of the native API; `websockets` reads the answers.
 """
 
 import base64
@@ -16,10 +16,8 @@ import pytest
 from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
-from wsproto import ConnectionType, WSConnection
-from wsproto.events import AcceptConnection, BytesMessage, Event, Request
 
-from tests.support.connections import dial
+from tests.support.connections import UPGRADE, dial, http_request
 from tests.support.decode_protocols import FRAME
 from tests.support.protocols import Clients, native_bytes
 from tests.support.servers import Server
@@ -165,25 +163,14 @@ def test_malformed_frame_ends_only_its_own_connection(
 
 @pytest.mark.parametrize("tokens", [1, 5, 6])
 def test_step_answer_of_any_size_has_the_shortest_length(tiny_server: Server, tokens: int) -> None:
-    url = httpx.URL(tiny_server.address)
-    client = WSConnection(ConnectionType.CLIENT)  # refuses a length in more bytes than it needs
-    with dial(url) as stream:
-
-        def receive() -> Event:
-            while (event := next(client.events(), None)) is None:
-                data = stream.recv(65536)
-                assert data, "the server has closed the connection"
-                client.receive_data(data)
-            return event
-
-        stream.sendall(client.send(Request(url.netloc.decode(), "/models/gpt/decode")))
-        assert isinstance(receive(), AcceptConnection)
-        stream.sendall(client.send(BytesMessage(step([[5] * tokens]))))
-        answer = b""
-        finished = False
-        while not finished:
-            event = receive()
-            assert isinstance(event, BytesMessage)
-            answer += bytes(event.data)
-            finished = event.message_finished
-    assert (answer[5], FRAME.unpack_from(answer)[6]) == (2, tokens)
+    """RFC 6455, section 5.2."""
+    with dial(tiny_server.address) as stream:
+        stream.sendall(http_request("/models/gpt/decode", headers=UPGRADE, method="GET"))
+        assert stream.recv(2**12).startswith(b"HTTP/1.1 101 ")
+        stream.sendall(masked(step([[5] * tokens]), bytes(4)))
+        found = stream.recv(2**12)
+    assert found[0] == 0x82
+    short, size = found[1] < 126, len(found) - (2 if found[1] < 126 else 4)
+    assert size == (found[1] if short else int.from_bytes(found[2:4]))
+    assert short == (size < 126)
+    assert FRAME.unpack_from(found, len(found) - size)[6] == tokens

@@ -22,7 +22,7 @@ from preblock.service.core.settings import Settings
 from preblock.service.server.http_connection import HttpConnection
 from preblock.service.server.run import configure
 from tests.service.server.http_protocol.requests import VOCABULARY, WIDTH, Ids, raw, v2
-from tests.support.connections import RawConnection, dial, http_request
+from tests.support.connections import UPGRADE, RawConnection, dial, http_request
 from tests.support.servers import Server, live_server
 from tests.support.waiting import wait_until
 
@@ -130,9 +130,7 @@ def test_absolute_target_is_answered_as_its_path(long_server: Server, long_clien
         with RawConnection(long_server.address) as stream:
             assert stream.ask(http_request(target, method="GET"))[0] == 400
     with dial(long_server.address) as socket_:
-        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Key": "A" * 22 + "=="}
-        upgrade["Sec-WebSocket-Version"] = "13"
-        socket_.sendall(http_request("http://127.1.2.3:5/models/gpt/decode", headers=upgrade, method="GET"))
+        socket_.sendall(http_request("http://127.1.2.3:5/models/gpt/decode", headers=UPGRADE, method="GET"))
         assert socket_.recv(2**16).startswith(b"HTTP/1.1 101 ")
 
 
