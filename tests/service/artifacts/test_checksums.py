@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from preblock.service.artifacts import checksums, io
-from preblock.service.artifacts.checksums import CACHE_FILE, Checksums
+from preblock.service.artifacts.checksums import CACHE_FILE, MAX_FILES, Checksums
 from preblock.service.artifacts.names import DATA, MANIFEST
+from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import open_file, signature_of
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
@@ -162,19 +161,16 @@ def test_cache_path_expands_home_folder(tmp_path: Path, file: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("later")
-def test_cache_keeps_the_most_recently_used_hashes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checksums, "MAX_FILES", 3)
-    files = [tmp_path / str(number) for number in range(5)]
-    for file in files:
-        file.write_text(file.name)
-        known = Checksums(folder)
-        ask(known, files[0])
-        ask(known, file)
-        known.save()
-        assert key_of(files[0]) in json.loads((folder / CACHE_FILE).read_text())
-    assert set(json.loads((folder / CACHE_FILE).read_text())) == {key_of(files[number]) for number in (0, 3, 4)}
+def test_cache_keeps_the_most_recently_used_hashes(folder: Path, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"other")
+    others = {f"{number}:1": FALSE for number in range(1, MAX_FILES)}
+    plant(folder, json.dumps({key_of(file): sum_of(b"content"), **others}))
+    known = Checksums(folder)
+    assert ask(known, file) == sum_of(b"content")
+    assert ask(known, tmp_path / "other") == sum_of(b"other")
+    known.save()
+    kept = [*list(others)[1:], key_of(file), key_of(tmp_path / "other")]
+    assert list(json.loads((folder / CACHE_FILE).read_text())) == kept
 
 
 @pytest.mark.usefixtures("later")
@@ -182,49 +178,36 @@ def test_concurrent_saves_leave_valid_cache_file(folder: Path, tmp_path: Path) -
     files = [tmp_path / str(number) for number in range(40)]
     for file in files:
         file.write_text(file.name)
+    sums = {key_of(file): sum_of(file.name.encode()) for file in files}
 
     def check(file: Path) -> None:
         known = Checksums(folder)
-        assert ask(known, file) == sum_of(file.name.encode())
+        assert ask(known, file) == sums[key_of(file)]
         known.save()
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(check, files))
     found = json.loads((folder / CACHE_FILE).read_text())
-    assert found.items() <= {key_of(file): sum_of(file.name.encode()) for file in files}.items()
     assert found
+    assert found.items() <= sums.items()
     assert list(folder.iterdir()) == [folder / CACHE_FILE]
 
 
 @pytest.mark.usefixtures("later")
-def test_repository_files_are_hashed_once(
-    weighty_repository: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = shutil.copytree(weighty_repository, tmp_path / "root")
-    hashed: list[int] = []
-
-    def sha256(stream: BufferedReader) -> str:
-        hashed.append(os.fstat(stream.fileno()).st_size)
-        return sum_of(stream.read())
-
-    monkeypatch.setattr(io, "sha256", sha256)
-    files = json.loads((root / "gpt/1" / MANIFEST).read_text())["files"]
-    Repository(root, CPU, 1, folder)
-    assert sorted(hashed) == sorted(file["bytes"] for file in files.values())
-    Repository(root, CPU, 1, folder)
-    assert len(hashed) == len(files)
-    data = root / "gpt/1" / DATA
-    data.write_bytes(data.read_bytes())
-    Repository(root, CPU, 1, folder)
-    assert hashed[len(files) :] == [data.stat().st_size]
+def test_repository_files_are_hashed_once(weighty_repository: Path, folder: Path) -> None:
+    artifact = weighty_repository / "gpt/1"
+    files = json.loads((artifact / MANIFEST).read_text())["files"]
+    Repository(weighty_repository, CPU, 1, folder)
+    known = {key_of(artifact / name): described["sha256"] for name, described in files.items()}
+    assert json.loads((folder / CACHE_FILE).read_text()) == known
+    plant(folder, json.dumps(known | {key_of(artifact / DATA): FALSE}))
+    with pytest.raises(ArtifactError, match=f"^gpt/1/{DATA}: got sha256 {FALSE[:12]}…"):
+        Repository(weighty_repository, CPU, 1, folder)
 
 
-def test_check_uses_the_cache_and_verify_ignores_it(tmp_path: Path) -> None:
+def test_verify_ignores_the_cache(tmp_path: Path) -> None:
     file = copy_artifact("gpt", tmp_path / "models") / DATA  # verify writes the report
     plant(tmp_path / "cache", json.dumps({key_of(file): FALSE}))
     places = {"PREBLOCK_CACHE_DIR": str(tmp_path / "cache"), "PREBLOCK_REPOSITORY": str(tmp_path / "models")}
-    refused, verified = (
-        commands.run(commands.preblock, *arguments, environment=places) for arguments in (["check"], ["verify", "gpt"])
-    )
-    assert refused.stderr.startswith(f"preblock: gpt/1/{DATA}: got sha256 {FALSE[:12]}…")
+    verified = commands.run(commands.preblock, "verify", "gpt", environment=places)
     assert verified.returncode == 0, verified.stderr
