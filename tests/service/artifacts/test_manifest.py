@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from preblock.service.artifacts.io import read, write
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import GRAPH, MANIFEST, PARITY
-from preblock.service.artifacts.parity import OutputParity, Parity, ParityReport
+from preblock.service.artifacts.parity import ParityReport
 from preblock.service.core.errors import ArtifactError
 from tests.support.artifacts import copy_artifact
 
@@ -61,20 +61,6 @@ def test_parity_file_without_json_object_is_rejected(folder: Path, content: byte
     (folder / PARITY).write_bytes(content)
     with pytest.raises(ArtifactError, match=r"^parity\.json: got "):
         read(ParityReport, folder / PARITY)
-
-
-@pytest.mark.parametrize(
-    ("max_abs", "max_ulp", "summary"),
-    [(0.0, 0.0, "0 cases bit for bit equal"), (1.2e-7, 1.5, "0 cases within 1.2e-07 (1.5 ULP)")],
-)
-def test_parity_summary_states_largest_difference(max_abs: float, max_ulp: float, summary: str) -> None:
-    parity = OutputParity(allowed_ulp=2, max_abs=max_abs, max_ulp=max_ulp, cases=())
-    assert parity.summary() == summary
-    outputs = {"embeddings": parity, "bias": parity}
-    assert (
-        Parity(onnxruntime="1", reference="numpy 2", outputs=outputs).summary()
-        == f"embeddings: {summary}; bias: {summary}"
-    )
 
 
 @pytest.mark.parametrize(

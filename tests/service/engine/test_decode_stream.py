@@ -177,15 +177,6 @@ def test_scalar_stream_offset_applies_to_all_rows(stream_engine: Engine) -> None
         assert stream_of(stream_engine, offset=(8,), rows=count).offset.tolist() == [8] * count
 
 
-def test_repeated_step_is_answered_without_advancing(stream_engine: Engine) -> None:
-    stream = stream_of(stream_engine, offset=(1, 2))
-    first = feed(stream, rows([1], [2, 3]), 5, b"a", offset=array(1, 2))
-    again = feed(stream, rows([1], [2, 3]), 5, b"a", offset=array(1, 2))
-    assert again.arrays["embeddings"].tobytes() == first.arrays["embeddings"].tobytes()
-    assert again.next_offset.tolist() == first.next_offset.tolist() == stream.offset.tolist() == [2, 4]
-    assert feed(stream, rows([1], [1]), 6, b"b").next_offset.tolist() == [3, 5]
-
-
 def test_repeated_numbered_operation_is_applied_once(stream_engine: Engine) -> None:
     stream = stream_of(stream_engine, offset=(1, 2))
     for _ in range(2):

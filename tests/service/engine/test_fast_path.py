@@ -100,12 +100,3 @@ def test_run_holds_memory_of_all_its_copies(engine: Engine) -> None:
     with pytest.raises(MemoryError):
         of_request.run(path.start, call, perf_counter())
     assert context.held == 0
-
-
-@pytest.mark.parametrize("limit", ["max_request_tokens", "max_request_rows"])
-def test_call_over_a_limit_is_not_started(tiny_repository: Path, limit: str) -> None:
-    options: dict[str, Any] = {limit: 1}
-    with open_engine(tiny_repository, **options) as engine:
-        path = fast_path_of(engine, engine.repository.get("gpt"), ("embeddings",), "float32", "decode", of_stream=True)
-        assert path is not None
-        assert path.start(Call(np.ones((2, 1), np.int64), 2, 1, ZERO), perf_counter()) is None

@@ -85,19 +85,6 @@ def test_each_row_has_its_own_history(lengths: tuple[int, ...], chunks: Chunks, 
     assert result.next_offset.tolist() == (offset + lengths).tolist()
 
 
-def test_chunks_equal_a_single_pass(engine: Engine) -> None:
-    (ids,) = random_rows(40)
-    whole, found = run(engine, ids, [END, END]), []
-    context, offset = None, 0
-    for end in (1, 2, 5, 17, 40):
-        part = rows_of(ids[offset:end])
-        result = embed(engine, TokenRequest(input_ids=part, offset=np.array([offset]), context=context, outputs=OUTPUT))
-        assert result.next_context is not None
-        context, offset = TokenRows.of_array(result.next_context), end
-        found.append(read(result))
-    assert np.array_equal(np.concatenate(found), whole)
-
-
 @pytest.mark.parametrize("mask", [[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 1, 1], [0, 0, 0, 0, 0]])
 def test_padding_is_no_part_of_a_history(mask: list[int], engine: Engine) -> None:
     ids, real = [11, 12, 13, 14, 15], np.array(mask, bool)

@@ -46,15 +46,6 @@ def test_invalid_request_id_is_replaced(alike: httpx.Client) -> None:
     assert len(RequestContext(b"x" * 128).id) == 128
 
 
-@pytest.mark.parametrize("body", [b"no json", b'{"input_ids": [[70000]]}'])
-def test_problem_names_its_request_id(tiny_http: httpx.Client, body: bytes) -> None:
-    answer = tiny_http.post(EMBED, content=body, headers={"X-Request-Id": "wrong-1"})
-    assert answer.status_code in (400, 422)
-    assert answer.json()["request_id"] == answer.headers["X-Request-Id"] == "wrong-1"
-    nowhere = tiny_http.get("/nowhere")
-    assert nowhere.json()["request_id"] == nowhere.headers["X-Request-Id"]
-
-
 def test_tracing_headers_do_not_prevent_prepared_requests(tiny_repository: Path) -> None:
     engine = create_engine(Settings(repository=tiny_repository))
     app = create_app(Settings(), engine)

@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -117,32 +116,6 @@ def test_logged_ids_are_grouped_by_rows_and_logged_once(caplog: pytest.LogCaptur
     told = [getattr(line, "fields", {}).get("input_ids") for line in caplog.records]
     assert told == [[[0, 1], [], [2]], None, [[0, 1, 2]], None, [[0]], None, [], None]
     assert [vars(line)["ids"] for line in caplog.records[:2]] == [" [[0, 1], [], [2]]", ""]
-
-
-def test_default_level_logs_each_model_change(tmp_path: Path) -> None:
-    make_repository(tmp_path, gpt="gpt-50x64x600")
-
-    providers = set()
-
-    def change(address: str, _: str) -> None:
-        providers.add(httpx.get(f"{address}/models/gpt").json()["provider"])
-        for action in ("unload", "load"):
-            httpx.post(f"{address}/v2/repository/models/gpt/{action}", timeout=60).raise_for_status()
-        for file in (tmp_path / "gpt/1").iterdir():
-            file.touch()
-        httpx.post(f"{address}/v2/repository/models/gpt/load", timeout=60).raise_for_status()
-
-    options = "--model-control", "explicit", "--load-model", "*", "--log-format", "json", "--workers", "2"
-    messages = [json.loads(line)["message"] for line in said(tmp_path, change, *options, level="info")]
-    ends = [message for message in messages if message.startswith(("started: preblock ", "stopping: "))]
-    assert len(ends) == 2
-    seen = Counter(message for message in messages if message not in ends)
-    model = "model gpt version 1"
-    once = {*(f"{model} opened, on {provider}" for provider in providers), "stopped"}
-    for_each_worker = {f"{model} {change}" for change in ("loaded", "replaced", "unloaded")}
-    assert seen.keys() == once | for_each_worker
-    assert all(seen[message] == 1 for message in once)
-    assert all(seen[message] <= 2 for message in for_each_worker)
 
 
 def test_unread_log_pipe_does_not_block(models: Path) -> None:

@@ -38,7 +38,8 @@ def states(repository: Repository) -> dict[tuple[str, int], str]:
     return {(state.name, state.version): state.state for state in repository.index()}
 
 
-def test_new_version_is_opened_beside_others(root: Path) -> None:
+def test_new_version_is_opened_beside_others(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "preblock.service.runtime.repository")
     repository = Repository(root, CPU, 1)
     before = repository.get("gpt")
     assert repository.refresh() == []
@@ -48,6 +49,12 @@ def test_new_version_is_opened_beside_others(root: Path) -> None:
     assert repository.get("gpt").version == 2
     assert repository.get("gpt", "1") is before
     assert states(repository) == dict.fromkeys([("bert", 1), ("gpt", 1), ("gpt", 2)], "READY")
+    for file in (root / "gpt/2").iterdir():
+        file.touch()
+    for loaded in (None, {"bert"}):
+        repository.refresh(loaded)
+    changes = ["2 loaded", "2 replaced", "1 unloaded", "2 unloaded"]
+    assert caplog.messages[-4:] == [f"model gpt version {change}" for change in changes]
 
 
 def test_broken_new_version_keeps_old_one_serving(root: Path) -> None:

@@ -59,14 +59,6 @@ def test_thread_count_does_not_change_results(model_repository: Path) -> None:
     assert many.tobytes() == one.tobytes()
 
 
-@pytest.mark.parametrize("name", [GRAPH, DATA])
-def test_missing_file_is_rejected(tiny_repository: Path, tmp_path: Path, name: str) -> None:
-    folder = shutil.copytree(tiny_repository / "gpt" / "1", tmp_path / "1")
-    (folder / name).unlink()
-    with pytest.raises(ArtifactError, match=f"^{name} is missing$"):
-        Session(folder)
-
-
 def test_invalid_graph_is_rejected_and_logged(
     tiny_repository: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,14 +69,6 @@ def test_invalid_graph_is_rejected_and_logged(
     assert refused.value.field == GRAPH
     assert str(refused.value) == f"{GRAPH} cannot be loaded; see the log"
     assert str(folder) in caplog.text
-
-
-@cpu_package
-def test_unavailable_cuda_is_rejected_without_fallback() -> None:
-    with pytest.raises(ProviderError) as refused:
-        choose_provider("cuda")
-    assert str(refused.value) == f"provider cuda cannot be used: {cuda_unavailable_reason()}"
-    assert "install preblock[gpu]" in str(refused.value)
 
 
 @pytest.mark.skipif(has_driver(), reason="there is a GPU")

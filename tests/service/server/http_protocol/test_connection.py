@@ -163,20 +163,6 @@ def test_http_1_0_expectation_is_ignored(long_server: Server) -> None:
         assert stream.recv(2**16).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-@pytest.mark.parametrize("media", ["application/x-ndjson", "text/event-stream"])
-def test_http_1_0_stream_has_no_chunks(long_server: Server, long_client: httpx.Client, media: str) -> None:
-    path, body = "/models/gpt/decode", b'{"input_ids": [[3, 4]]}\n'
-    headers = {"Accept": media, "Content-Type": "application/json" if "event" in media else media}
-    expected = long_client.post(path, content=body, headers=headers)
-    assert expected.headers["Transfer-Encoding"] == "chunked"
-    with dial(long_server.address) as stream:
-        stream.sendall(http_request(path, body, headers).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
-        head, _, content = b"".join(iter(lambda: stream.recv(2**16), b"")).partition(b"\r\n\r\n")
-    assert b"transfer-encoding" not in head.lower()
-    assert b"connection: close" in head.lower()
-    assert content == expected.content
-
-
 SMALL_PARTS = orjson.dumps({"input_ids": [[1]] * 40_000, "encoding": "prompt_embeds", "dtype": "float16"})
 """A request for an archive for each row, each smaller than one write."""
 
