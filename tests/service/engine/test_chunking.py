@@ -215,18 +215,6 @@ def counted(engine: Engine) -> tuple[dict[str, int], dict[str, float]]:
     return {outcome: duration.count for outcome, duration in found.outcomes.items()}, phases
 
 
-@pytest.mark.parametrize("taken", [0, 1])
-def test_disconnect_before_or_after_chunk_counts_as_failure(chunk_engine: Engine, taken: int) -> None:
-    request = TokenRequest(input_ids=rows_of([100] * 90), chunks="sent")
-    embed(chunk_engine, "gpt", TokenRequest(input_ids=rows_of([1])))
-    before, _ = counted(chunk_engine)
-    pieces = embed(chunk_engine, "gpt", request).tensors["embeddings"]
-    for _ in range(taken):
-        assert next(iter(pieces)).size
-    del pieces
-    assert counted(chunk_engine)[0] == before | {"fail": before.get("fail", 0) + 1}
-
-
 def test_disconnect_frees_request_without_collection(chunk_engine: Engine) -> None:
     ids = rows_of([100] * 90)
     alive = weakref.ref(ids.values)
@@ -272,7 +260,7 @@ def test_only_large_requests_are_processed_in_threads(chunk_engine: Engine, rows
         scheduler.close()
 
 
-@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("left", [0, 1, 2])
 def test_multiple_outputs_are_counted_once(chunk_engine: Engine, left: int) -> None:
     request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "token_embeddings"), chunks="sent")
     embed(chunk_engine, "gpt", TokenRequest(input_ids=rows_of([1])))

@@ -77,6 +77,7 @@ def test_request_beyond_limit_is_rejected(fields: dict[str, Any], field: str, go
     ("changes", "fields", "message"),
     [
         ({}, {"position_ids": [0], "offset": 0}, "offset and position_ids exclude each other"),
+        ({}, {"position_ids": [0], "truncate": "left"}, "truncate and position_ids exclude each other"),
         ({"indices": {}}, {"token_type_ids": [0]}, "token_type_ids is not an input: this model has no segments"),
         ({"needed": ("token_type_ids",)}, {}, "token_type_ids is missing: this model needs a value for each token"),
         ({"refused_ids": (0,)}, {}, r"input_ids\[0\]: got 0"),

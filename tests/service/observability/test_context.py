@@ -3,9 +3,7 @@
 Oracles: the client's own requests, and the counters.
 """
 
-import http.client
 import re
-from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -50,22 +48,16 @@ def test_tracing_headers_do_not_prevent_prepared_requests(tiny_repository: Path)
     engine = create_engine(Settings(repository=tiny_repository))
     app = create_app(Settings(), engine)
     prepared = CountedRequests(engine, app)
-    body = np.array([[1, 2]]).tobytes()
-    with (
-        live_server(configure(Settings(), app)) as port,
-        closing(http.client.HTTPConnection("127.0.0.1", port)) as connection,
-    ):
-        for number in range(20):
+    with live_server(configure(Settings(), app)) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+        for number in range(1, 21):
             passing = {
                 "X-Request-Id": f"r{number}",
-                "traceparent": f"00-{number + 1:032x}-{number + 1:016x}-01",
+                "traceparent": f"00-{number:032x}-{number:016x}-01",
                 "tracestate": f"a={number}",
                 "baggage": f"b={number}",
             }
-            connection.request("POST", f"{EMBED}?shape=1,2", body, BYTES | passing)
-            answer = connection.getresponse()
-            assert answer.headers["X-Request-Id"] == f"r{number}"
-            assert len(answer.read()) == 32
+            answer = embed(http, **passing)
+            assert (answer.headers["X-Request-Id"], len(answer.content)) == (f"r{number}", 32)
     assert prepared.hits == 19  # one prepared request for all of them
 
 

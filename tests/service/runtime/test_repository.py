@@ -66,13 +66,6 @@ def test_unknown_model_or_version_is_not_found(repository: Repository) -> None:
         assert refused.value.got.rstrip("…") == version[:80]
 
 
-def test_other_folders_and_files_are_not_artifacts(root: Path) -> None:
-    for name in (".tmp-gpt-1/1", "gpt/.tmp-2", "gpt/0", "gpt/02", "gpt/latest", "gpt/2x", "gpt/1/1", "3"):
-        (root / name).mkdir(parents=True)
-    (root / "gpt" / "2").write_text("")
-    assert [(found, version) for found, version, _ in find_artifacts(root)] == [("bert", 1), ("bert", 2), ("gpt", 1)]
-
-
 def test_empty_repository_is_not_ready(tmp_path: Path) -> None:
     repository = Repository(tmp_path, CPU, 1, aliases={"one": "gpt"})
     repository.check_aliases()
