@@ -18,14 +18,14 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import ChunkedTensor, EmbedResult, TokenRequest, TokenRows
+from preblock.service.core.types import ChunkedTensor, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import fast_path_of
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.session import INLINE_MAX_VALUES, Session
 from tests.support.artifacts import copy_artifact
-from tests.support.engines import ask_engine, open_engine
+from tests.support.engines import answer_of, ask_engine, open_engine
 
 T = TypeVar("T")
 VOCABULARY, WIDTH, MAX_LEN = 300, 64, 5000
@@ -36,10 +36,6 @@ TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfl
 def rows_of(lengths: list[int]) -> TokenRows:
     random = np.random.default_rng(len(lengths))
     return TokenRows(random.integers(8, VOCABULARY, sum(lengths)), np.array(lengths))
-
-
-def embed(engine: Engine, model: str, request: TokenRequest) -> EmbedResult:
-    return asyncio.run(ask_engine(engine, engine.repository.get(model), request))
 
 
 def whole(engine: Engine, model: str, request: TokenRequest) -> NDArray[np.float32]:
@@ -84,7 +80,7 @@ def test_large_answers_equal_single_run_bit_for_bit(chunk_engine: Engine, model:
         expected = whole(chunk_engine, model, request).astype(TYPES[dtype]).tobytes()
         equal = len(set(lengths)) == 1
         for chunks in ("sent", "none"):
-            found = embed(chunk_engine, model, dataclasses.replace(request, chunks=chunks)).tensors["embeddings"]
+            found = answer_of(chunk_engine, model, dataclasses.replace(request, chunks=chunks)).tensors["embeddings"]
             assert found.shape == ((len(lengths), lengths[0], WIDTH) if equal else (sum(lengths), WIDTH)), case
             assert (content_of(found) if chunks == "sent" else found.tobytes()) == expected, (case, chunks)
 
@@ -115,7 +111,7 @@ def test_rotary_family_has_fast_path_only_without_angles(chunk_engine: Engine) -
     for outputs in (("embeddings",), ("rotary_cos",), ("embeddings", "rotary_cos")):
         assert (fast_path_of(chunk_engine, llama, outputs, "float32", "native") is None) == ("rotary_cos" in outputs)
     request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "rotary_cos"), chunks="sent")
-    found = embed(chunk_engine, "llama", request).arrays
+    found = answer_of(chunk_engine, "llama", request).arrays
     assert found.keys() == {"embeddings", "rotary_cos"}
     assert found["rotary_cos"].shape == (90, 100, 8)
     np.testing.assert_allclose(found["rotary_cos"][3, :, 0].astype(np.float32), np.cos(np.arange(100)), atol=1e-6)
@@ -128,7 +124,7 @@ def test_multiple_outputs_are_chunked(chunk_engine: Engine) -> None:
         rows = rows_of(lengths)
         given = None if offset is None else np.array(offset)
         request = TokenRequest(input_ids=rows, offset=given, outputs=outputs, chunks="sent")
-        answer = embed(chunk_engine, "gpt", request)
+        answer = answer_of(chunk_engine, "gpt", request)
         assert tuple(answer.tensors) == outputs
         lookup = sessions["token.onnx"].run({"input_ids": rows.values[None]})["token_embeddings"]
         for output, expected in zip(outputs, (lookup, whole(chunk_engine, "gpt", request)), strict=True):
@@ -147,9 +143,9 @@ def test_chunked_padded_rows_equal_single_run(chunk_engine: Engine, masked: bool
     vectors = np.split(whole(chunk_engine, "roberta", request), 3)
     real = [row[ids != PADDING] for row, ids in zip(vectors, np.split(rows.values, 3), strict=True)]
     for pooling, pool in POOLED.items():
-        found = embed(chunk_engine, "roberta", dataclasses.replace(request, pooling=pooling)).arrays["embeddings"]
+        found = answer_of(chunk_engine, "roberta", dataclasses.replace(request, pooling=pooling)).arrays["embeddings"]
         assert found.tobytes() == np.stack([pool(row) for row in real]).tobytes(), pooling
-    tensor = embed(chunk_engine, "roberta", dataclasses.replace(request, chunks="sent")).tensors["embeddings"]
+    tensor = answer_of(chunk_engine, "roberta", dataclasses.replace(request, chunks="sent")).tensors["embeddings"]
     assert content_of(tensor) == np.stack(vectors).tobytes()
 
 
@@ -160,7 +156,7 @@ def test_pooling_in_chunks_equals_pooled_rows(chunk_engine: Engine, case: str) -
     request = TokenRequest(input_ids=rows_of(lengths), offset=given)
     rows = np.split(whole(chunk_engine, "gpt", request), np.cumsum(lengths)[:-1])
     for pooling, pool in POOLED.items():
-        found = embed(chunk_engine, "gpt", dataclasses.replace(request, pooling=pooling)).arrays["embeddings"]
+        found = answer_of(chunk_engine, "gpt", dataclasses.replace(request, pooling=pooling)).arrays["embeddings"]
         np.testing.assert_array_equal(found, np.stack([pool(row) for row in rows]), pooling)
 
 
@@ -187,7 +183,7 @@ def test_pooling_of_long_row_uses_bounded_chunks(chunk_engine: Engine) -> None:
     rows = np.split(request.input_ids.values, [300, 301])
     runs = [session.run({"input_ids": row[None], "offset": np.array([0])})["embeddings"][0] for row in rows]
     assert found.tobytes() == np.stack([mean(run) for run in runs]).tobytes()
-    assert embed(chunk_engine, "llama", request).arrays["embeddings"].tobytes() == found.tobytes()  # from the table
+    assert answer_of(chunk_engine, "llama", request).arrays["embeddings"].tobytes() == found.tobytes()  # from the table
 
 
 def test_unfit_values_are_rejected_before_response(chunk_engine: Engine) -> None:
@@ -197,13 +193,13 @@ def test_unfit_values_are_rejected_before_response(chunk_engine: Engine) -> None
 
     ids = rows_of([100] * 330)
     request = TokenRequest(input_ids=ids, chunks="sent", check=check)
-    assert isinstance(embed(chunk_engine, "large", request).tensors["embeddings"], ChunkedTensor)
+    assert isinstance(answer_of(chunk_engine, "large", request).tensors["embeddings"], ChunkedTensor)
     ids.values[32999] = 7
     with pytest.raises(Invalid, match="encoding: got float"):
-        embed(chunk_engine, "large", request)
+        answer_of(chunk_engine, "large", request)
     for dtype, fits in (("float16", False), ("bfloat16", True)):
         with nullcontext() if fits else pytest.raises(Invalid, match=f"dtype: got {dtype}"):
-            embed(chunk_engine, "large", TokenRequest(input_ids=ids, dtype=dtype, chunks="sent"))
+            answer_of(chunk_engine, "large", TokenRequest(input_ids=ids, dtype=dtype, chunks="sent"))
 
 
 def counted(engine: Engine) -> tuple[dict[str, int], dict[str, float]]:
@@ -218,7 +214,7 @@ def counted(engine: Engine) -> tuple[dict[str, int], dict[str, float]]:
 def test_disconnect_frees_request_without_collection(chunk_engine: Engine) -> None:
     ids = rows_of([100] * 90)
     alive = weakref.ref(ids.values)
-    answer = embed(chunk_engine, "gpt", TokenRequest(input_ids=ids, chunks="sent"))
+    answer = answer_of(chunk_engine, "gpt", TokenRequest(input_ids=ids, chunks="sent"))
     del ids
     assert alive() is not None
     gc.disable()
@@ -230,10 +226,10 @@ def test_disconnect_frees_request_without_collection(chunk_engine: Engine) -> No
 
 
 def test_check_before_response_is_not_queue_time(chunk_engine: Engine) -> None:
-    embed(chunk_engine, "gpt", TokenRequest(input_ids=rows_of([1])))
+    answer_of(chunk_engine, "gpt", TokenRequest(input_ids=rows_of([1])))
     _, before = counted(chunk_engine)
     request = TokenRequest(input_ids=rows_of([100] * 330), chunks="sent", check=lambda _: time.sleep(0.1))
-    list(embed(chunk_engine, "gpt", request).tensors["embeddings"])
+    list(answer_of(chunk_engine, "gpt", request).tensors["embeddings"])
     _, after = counted(chunk_engine)
     passed = {phase: after[phase] - before.get(phase, 0) for phase in after}
     assert passed["queue"] < 0.1 <= passed["compute_infer"]
@@ -254,7 +250,7 @@ def test_only_large_requests_are_processed_in_threads(chunk_engine: Engine, rows
     scheduler = RecordingScheduler(1, chunk_engine.settings)
     try:
         other = Engine(chunk_engine.repository, scheduler, Metrics(), chunk_engine.settings)
-        embed(other, "roberta", TokenRequest(input_ids=rows_of([400] * rows), chunks="sent"))
+        answer_of(other, "roberta", TokenRequest(input_ids=rows_of([400] * rows), chunks="sent"))
         assert scheduler.in_threads == in_threads
     finally:
         scheduler.close()
@@ -263,9 +259,9 @@ def test_only_large_requests_are_processed_in_threads(chunk_engine: Engine, rows
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_multiple_outputs_are_counted_once(chunk_engine: Engine, left: int) -> None:
     request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "token_embeddings"), chunks="sent")
-    embed(chunk_engine, "gpt", TokenRequest(input_ids=rows_of([1])))
+    answer_of(chunk_engine, "gpt", TokenRequest(input_ids=rows_of([1])))
     before, _ = counted(chunk_engine)
-    tensors = [*embed(chunk_engine, "gpt", request).tensors.values()]
+    tensors = [*answer_of(chunk_engine, "gpt", request).tensors.values()]
     while len(tensors) > left:
         assert counted(chunk_engine)[0] == before
         tensor = tensors.pop()

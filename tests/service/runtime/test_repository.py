@@ -12,7 +12,7 @@ import pytest
 from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY
 from preblock.service.core.auth import NOBODY, SERVICE, Authenticator, new_key, read_keys
-from preblock.service.core.errors import ArtifactError, Forbidden, Invalid, NotFound, Unavailable
+from preblock.service.core.errors import ArtifactError, Forbidden, Invalid, NotFound
 from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
@@ -64,21 +64,6 @@ def test_unknown_model_or_version_is_not_found(repository: Repository) -> None:
             repository.get("bert", version)
         assert (refused.value.field, refused.value.expected) == ("version", "1, 2")
         assert refused.value.got.rstrip("…") == version[:80]
-
-
-def test_empty_repository_is_not_ready(tmp_path: Path) -> None:
-    repository = Repository(tmp_path, CPU, 1, aliases={"one": "gpt"})
-    repository.check_aliases()
-    with pytest.raises(Unavailable, match="no model is served"):
-        repository.check_ready()
-    copy_artifact("gpt", tmp_path)
-    assert [state.state for state in repository.refresh()] == ["READY"]
-    repository.check_ready()
-    shutil.rmtree(tmp_path / "gpt")
-    with pytest.raises(ArtifactError, match="holds no model"):  # perhaps an unmounted volume: the model keeps serving
-        repository.refresh()
-    repository.check_ready()
-    repository.find("one")
 
 
 @pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, DATA])

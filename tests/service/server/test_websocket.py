@@ -3,23 +3,18 @@
 Oracles: the rows of the native API; `websockets` reads the answers, and the same frames in one piece.
 """
 
-import base64
-import os
 import random
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import httpx
 import numpy as np
 import pytest
-from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
-from websockets.uri import parse_uri
 
 from preblock.service.server.websocket_frames import MAX_FRAGMENT_BYTES, FrameReader
 from tests.support.connections import UPGRADE, dial, http_request
@@ -37,154 +32,6 @@ def step(ids: list[list[int]], number: int = 0, stated: list[int] | None = None)
     return header + np.array(values).tobytes() + offsets + np.array(lengths, np.uint32).tobytes()
 
 
-def masked(payload: bytes, mask: bytes, first: int = 0x82) -> bytes:
-    """Return a frame of a client."""
-    size = len(payload)
-    length = bytes((0x80 | size,)) if size < 126 else struct.pack("!BH", 0x80 | 126, size)
-    covered = bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
-    return bytes((first,)) + length + mask + covered
-
-
-class RawWebSocket:
-    """A WebSocket with bytes written by a test and answers read by `websockets`."""
-
-    def __init__(self, stream: socket.socket, address: str) -> None:
-        self.stream = stream
-        self._protocol = ClientProtocol(parse_uri(address))
-        self._protocol.send_request(self._protocol.connect())
-        for data in self._protocol.data_to_send():
-            stream.sendall(data)
-        self._events: list[object] = []
-        self.pongs: list[bytes] = []
-        self._next()  # the answer to the request
-
-    def _next(self) -> object:
-        while not self._events:
-            data = self.stream.recv(65536)
-            if data:
-                self._protocol.receive_data(data)
-            else:
-                self._protocol.receive_eof()
-            self._events += self._protocol.events_received()
-            if not data and not self._events:
-                raise EOFError
-        return self._events.pop(0)
-
-    def recv(self) -> Frame:
-        """Return the next frame except pongs; these may overtake others (RFC 6455, section 5.4)."""
-        while True:
-            event = self._next()
-            assert isinstance(event, Frame)
-            if event.opcode is not Opcode.PONG:
-                return event
-            self.pongs.append(bytes(event.data))
-
-    def vectors(self, shape: tuple[int, int]) -> tuple[list[int], bytes]:
-        """Return the offsets and the vectors of an answer."""
-        frame = bytes(self.recv().data)
-        rows, tokens = FRAME.unpack_from(frame)[5:7]
-        assert (rows, tokens) == (shape[0], shape[0] * shape[1])
-        assert frame[5] == 2, frame
-        offsets = np.frombuffer(frame, np.int64, rows, FRAME.size).tolist()
-        return offsets, frame[-4 * tokens * WIDTH :]
-
-
-@contextmanager
-def opened(server: Server, query: str = "") -> Iterator[RawWebSocket]:
-    url = httpx.URL(server.address)
-    with dial(url) as stream:
-        stream.settimeout(20)
-        yield RawWebSocket(stream, f"{server.address.replace('http', 'ws')}/models/{MODEL}/decode{query}")
-
-
-def expected(clients: Clients, ids: list[list[int]], offset: list[int]) -> bytes:
-    return native_bytes(clients, MODEL, {"input_ids": ids, "offset": offset}).tobytes()
-
-
-def test_steps_in_any_segmentation_are_answered_in_order(model_server: Server, model_clients: Clients) -> None:
-    ids = [[[5]], [[6]], [[7, 8]], [[9]], [[10]]]
-    frames = [masked(step(row, number + 1), os.urandom(4)) for number, row in enumerate(ids)]
-    whole = b"".join(frames)
-    for parts in (
-        frames,
-        [whole],
-        [whole[index : index + 1] for index in range(len(whole))],
-        [whole[:50], whole[50:75], whole[75:]],
-        [frames[0] + frames[1][:20], frames[1][20:] + b"".join(frames[2:])],
-    ):
-        with opened(model_server, "?offset=3") as raw:
-            for part in parts:
-                raw.stream.sendall(part)
-            offset = 3
-            for row in ids:
-                offsets, vectors = raw.vectors((1, len(row[0])))
-                assert vectors == expected(model_clients, row, [offset])
-                offset += len(row[0])
-                assert offsets == [offset]
-
-
-def test_mixed_messages_are_answered_in_order(model_server: Server, model_clients: Clients) -> None:
-    mask = os.urandom(4)
-    with opened(model_server) as raw:
-        plain = masked(step([[5]]), mask)
-        raw.stream.sendall(
-            plain
-            + masked(b'{"input_ids": [6]}', mask, 0x81)
-            + masked(b"hello", mask, 0x89)  # a ping of the protocol
-            + plain[:2]
-        )
-        raw.stream.sendall(plain[2:] + masked(step([[7]])[:10], mask, 0x02) + masked(step([[7]])[10:], mask, 0x80))
-        raw.stream.sendall(masked(step([[50257]]), mask) + plain)
-        assert raw.vectors((1, 1)) == ([1], expected(model_clients, [[5]], [0]))
-        text = raw.recv()
-        assert (text.opcode, raw.pongs) == (Opcode.TEXT, [b"hello"])
-        assert b'"next_offset":[2]' in bytes(text.data)
-        assert raw.vectors((1, 1)) == ([3], expected(model_clients, [[5]], [2]))
-        assert raw.vectors((1, 1)) == ([4], expected(model_clients, [[7]], [3]))
-        error = bytes(raw.recv().data)
-        assert (error[5], b"50257" in error) == (3, True)
-        assert raw.vectors((1, 1)) == ([5], expected(model_clients, [[5]], [4]))
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        b"\x82\x24" + step([[5]]),  # not masked
-        b"\xc2" + masked(step([[5]]), bytes(4))[1:],  # a bit without a meaning
-        b"\x82\xff" + (2**62).to_bytes(8, "big") + bytes(4),  # too long
-    ],
-)
-def test_malformed_frame_ends_only_its_own_connection(
-    model_server: Server, model_clients: Clients, frame: bytes
-) -> None:
-    with opened(model_server) as raw:
-        raw.stream.sendall(masked(step([[5]]), bytes(4)))
-        raw.vectors((1, 1))
-        raw.stream.sendall(frame)
-        assert raw.recv().opcode is Opcode.CLOSE
-    document = model_clients.http.post(f"/models/{MODEL}/embed", json={"input_ids": [5]}).json()
-    assert base64.b64decode(document["embeddings"]) == expected(model_clients, [[5]], [0])
-
-
-@pytest.mark.parametrize("tokens", [1, 5, 6])
-def test_step_answer_of_any_size_has_the_shortest_length(tiny_server: Server, tokens: int) -> None:
-    """RFC 6455, section 5.2."""
-    with dial(tiny_server.address) as stream:
-        stream.sendall(http_request("/models/gpt/decode", headers=UPGRADE, method="GET"))
-        assert stream.recv(2**12).startswith(b"HTTP/1.1 101 ")
-        stream.sendall(masked(step([[5] * tokens]), bytes(4)))
-        found = stream.recv(2**12)
-    assert found[0] == 0x82
-    short, size = found[1] < 126, len(found) - (2 if found[1] < 126 else 4)
-    assert size == (found[1] if short else int.from_bytes(found[2:4]))
-    assert short == (size < 126)
-    assert FRAME.unpack_from(found, len(found) - size)[6] == tokens
-
-
-MAX_BYTES = 10 * MAX_FRAGMENT_BYTES
-LENGTHS = [0, 1, 125, 126, 65535, 65536, 65537, 65539, 131072, 200_001, MAX_BYTES // 4]
-
-
 def frame(first: int, payload: bytes, masked: bool = True, declared: int | None = None) -> bytes:
     """Return a frame of a client; `declared` is a wrong length."""
     size = len(payload) if declared is None else declared
@@ -195,6 +42,125 @@ def frame(first: int, payload: bytes, masked: bool = True, declared: int | None 
     if not masked:
         return bytes((first, code)) + length + payload
     return bytes((first, 128 + code)) + length + mask + covered.to_bytes(len(payload), "big")
+
+
+class RawWebSocket:
+    """A WebSocket for any bytes, and the frames that the server sends (RFC 6455, section 5.2)."""
+
+    def __init__(self, stream: socket.socket, path: str) -> None:
+        self.stream, self.file = stream, stream.makefile("rb")
+        self.pongs: list[bytes] = []
+        self.send(http_request(path, headers=UPGRADE, method="GET"))
+        assert self.file.readline().startswith(b"HTTP/1.1 101 ")
+        while self.file.readline() != b"\r\n":
+            pass
+
+    def send(self, *parts: bytes) -> None:
+        for part in parts:
+            self.stream.sendall(part)
+
+    def recv(self) -> tuple[Opcode, bytes]:
+        """Return the next frame except pongs; these may overtake others (section 5.4)."""
+        while True:
+            first, size = self.file.read(2)
+            assert not first & 0x70
+            if size > 125:
+                size, shortest = int.from_bytes(self.file.read(2 if size == 126 else 8)), size == 126
+                assert (125 < size < 2**16) == shortest
+            opcode, data = Opcode(first & 15), self.file.read(size)
+            if opcode is not Opcode.PONG:
+                return opcode, data
+            self.pongs.append(data)
+
+    def vectors(self, shape: tuple[int, int]) -> tuple[list[int], bytes]:
+        """Return the offsets and the vectors of an answer."""
+        _, frame = self.recv()
+        rows, tokens = FRAME.unpack_from(frame)[5:7]
+        assert (rows, tokens) == (shape[0], shape[0] * shape[1])
+        assert frame[5] == 2, frame
+        offsets = np.frombuffer(frame, np.int64, rows, FRAME.size).tolist()
+        return offsets, frame[-4 * tokens * WIDTH :]
+
+
+@contextmanager
+def opened(server: Server, path: str = f"/models/{MODEL}/decode") -> Iterator[RawWebSocket]:
+    with dial(server.address) as stream:
+        yield RawWebSocket(stream, path)
+
+
+def expected(clients: Clients, ids: list[list[int]], offset: list[int]) -> bytes:
+    return native_bytes(clients, MODEL, {"input_ids": ids, "offset": offset}).tobytes()
+
+
+def test_steps_in_any_segmentation_are_answered_in_order(model_server: Server, model_clients: Clients) -> None:
+    ids = [[[5]], [[6]], [[7, 8]], [[9]], [[10]]]
+    frames = [frame(0x82, step(row, number + 1)) for number, row in enumerate(ids)]
+    whole = b"".join(frames)
+    for parts in (
+        frames,
+        [whole],
+        [whole[index : index + 1] for index in range(len(whole))],
+        [whole[:50], whole[50:75], whole[75:]],
+        [frames[0] + frames[1][:20], frames[1][20:] + b"".join(frames[2:])],
+    ):
+        with opened(model_server, f"/models/{MODEL}/decode?offset=3") as raw:
+            raw.send(*parts)
+            offset = 3
+            for row in ids:
+                offsets, vectors = raw.vectors((1, len(row[0])))
+                assert vectors == expected(model_clients, row, [offset])
+                offset += len(row[0])
+                assert offsets == [offset]
+
+
+def test_mixed_messages_are_answered_in_order(model_server: Server, model_clients: Clients) -> None:
+    plain, parted = frame(0x82, step([[5]])), step([[7]])
+    with opened(model_server) as raw:
+        raw.send(plain + frame(0x81, b'{"input_ids": [6]}') + frame(0x89, b"hello") + plain[:2])  # a ping
+        raw.send(plain[2:] + frame(0x02, parted[:10]) + frame(0x80, parted[10:]), frame(0x82, step([[50257]])) + plain)
+        assert raw.vectors((1, 1)) == ([1], expected(model_clients, [[5]], [0]))
+        opcode, text = raw.recv()
+        assert (opcode, raw.pongs) == (Opcode.TEXT, [b"hello"])
+        assert b'"next_offset":[2]' in text
+        assert raw.vectors((1, 1)) == ([3], expected(model_clients, [[5]], [2]))
+        assert raw.vectors((1, 1)) == ([4], expected(model_clients, [[7]], [3]))
+        _, error = raw.recv()
+        assert (error[5], b"50257" in error) == (3, True)
+        assert raw.vectors((1, 1)) == ([5], expected(model_clients, [[5]], [4]))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x82\x24" + step([[5]]),  # not masked
+        b"\xc2" + frame(0x82, step([[5]]))[1:],  # a bit without a meaning
+        b"\x82\xff" + (2**62).to_bytes(8, "big") + bytes(4),  # too long
+    ],
+)
+def test_malformed_frame_ends_only_its_own_connection(
+    model_server: Server, model_clients: Clients, sent: bytes
+) -> None:
+    with opened(model_server) as raw, opened(model_server) as other:
+        raw.send(frame(0x82, step([[5]])))
+        raw.vectors((1, 1))
+        raw.send(sent)
+        assert raw.recv()[0] is Opcode.CLOSE
+        other.send(frame(0x82, step([[5]])))
+        assert other.vectors((1, 1)) == ([1], expected(model_clients, [[5]], [0]))
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 6])
+def test_step_answer_of_any_size_has_the_shortest_length(tiny_server: Server, tokens: int) -> None:
+    """The length of an answer to five tokens fits into seven bits, and to six tokens it does not."""
+    with opened(tiny_server, "/models/gpt/decode") as raw:
+        raw.send(frame(0x82, step([[5] * tokens])))
+        _, answer = raw.recv()
+    assert (answer[5], FRAME.unpack_from(answer)[6]) == (2, tokens)
+    assert (len(answer) < 126) == (tokens < 6)
+
+
+MAX_BYTES = 10 * MAX_FRAGMENT_BYTES
+LENGTHS = [0, 1, 125, 126, 65535, 65536, 65537, 65539, 131072, 200_001, MAX_BYTES // 4]
 
 
 def messages(protocol: ServerProtocol) -> list[tuple[Opcode, bytes]]:

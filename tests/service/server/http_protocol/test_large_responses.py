@@ -1,10 +1,8 @@
 """Large responses over HTTP: streamed, compressed, unread, and to HTTP/1.0."""
 
-import gzip
-import http.client
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +54,6 @@ def dial_narrow(server: Server) -> socket.socket:
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     stream.connect((url.host, url.port))
     return stream
-
-
-def test_large_compressed_response_is_chunked_and_keeps_alive(long_server: Server, long_client: httpx.Client) -> None:
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, (16, 400))
-    path, body, headers = raw(ids, 0)
-    url = httpx.URL(long_server.address)
-    with closing(http.client.HTTPConnection(url.host, url.port)) as connection:
-        for _ in range(2):  # the second by the same open connection
-            connection.request("POST", path, body, headers | {"Accept-Encoding": "gzip"})
-            answer = connection.getresponse()
-            assert answer.headers["Transfer-Encoding"] == "chunked"
-            content = gzip.decompress(answer.read())
-            assert not answer.will_close
-            assert content[-4 * ids.size * WIDTH :] == oracle(long_client, ids, 0).tobytes()
 
 
 def v2_document(ids: Ids) -> dict[str, Any]:
