@@ -222,7 +222,7 @@ def test_open_inference_protocol_names_a_bad_shape(axes_server: Server) -> None:
     assert "position_ids.shape: got [2, 1, 2], expected [batch, length], or [3, batch, length]" in answer.text
 
 
-def step_fields(part: slice, is_stated: bool) -> dict[str, NDArray[np.int64]]:
+def step_fields(part: slice, is_stated: bool) -> dict[str, Any]:
     """Return ids and perhaps positions of a step."""
     positions = {"position_ids": STREAM_POSITIONS[:, :, part]} if is_stated else {}
     return {"input_ids": STREAM_IDS[:, part], **positions}

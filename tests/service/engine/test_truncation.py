@@ -85,12 +85,10 @@ def test_truncation_keeps_special_tokens(side: str, kept: list[int]) -> None:
 
 def test_truncation_to_no_token_is_rejected() -> None:
     special = np.array([1, 0, 0, 0, 0, 0, 0, 0, 0, 1], np.bool_)
-    for fields, got in (
-        ({"offset": np.array([8])}, "8 + 1 = 9"),
-        ({"offset": np.array([6]), "special": special}, "6 + 3 = 9"),
-    ):
+    for offset, marks, got in ((8, None, "8 + 1 = 9"), (6, special, "6 + 3 = 9")):
+        ids, begin = rows_of([[1] * 10]), np.array([offset])
         with pytest.raises(Invalid) as refused:
-            check(TokenRequest(input_ids=rows_of([[1] * 10]), truncate="left", **fields), tiny_manifest(), LIMITS)
+            check(TokenRequest(input_ids=ids, offset=begin, special=marks, truncate="left"), tiny_manifest(), LIMITS)
         assert (refused.value.field, refused.value.got) == ("offset[0] + tokens", got)
 
 

@@ -117,7 +117,8 @@ class Lacking(Repository):
     def __init__(self, root: Path) -> None:
         super().__init__(root, CPU, 1)
         self.make_error: Callable[[], Exception] | None = None
-        self._open, self._load = self._load, self._open_or_fail
+        fail: Any = self._open_or_fail
+        self._open, self._load = self._load, fail
 
     def _open_or_fail(self, name: str, version: int, *rest: Any) -> Any:
         if self.make_error is not None and (name, version) == ("gpt", 2):

@@ -114,15 +114,6 @@ def test_error_after_response_does_not_end_the_next(addresses: list[str]) -> Non
             assert stream.ask(b"GET /" + kind + HEAD + b"\r\n")[0] == 200
 
 
-def test_http_1_0_connection_is_kept_until_a_close(addresses: list[str]) -> None:
-    kept = b" HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
-    with RawConnection(addresses[0]) as stream:
-        heads = [stream.ask(b"GET /" + kind + kept)[1].lower() for kind in (b"length", b"slow", b"error")]
-        assert ["connection: keep-alive" in head for head in heads] == [True, True, False]
-        assert "connection: close" in heads[2]
-        assert stream.file.read() == b""
-
-
 @pytest.mark.parametrize("version", ["0.9", "1.0"])
 def test_response_without_length_ends_by_close(addresses: list[str], version: str) -> None:
     received = answers(addresses[0], f"GET /unknown HTTP/{version}\r\nConnection: keep-alive\r\n\r\n".encode())
