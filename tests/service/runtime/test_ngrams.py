@@ -62,15 +62,6 @@ def test_file_that_changed_since_its_check_is_rejected(folder: Path) -> None:
         TableMemory().map(folder / DATA, (0, 0, 0, 0, 0))
 
 
-def test_outputs_of_copied_tables(folder: Path, manifest: Manifest, row_ids: NDArray[np.int64]) -> None:
-    stored = "stored ngram_embeddings"
-    found = open_rows(folder, manifest).run(FEEDS, ["ngram_embeddings", "ngram_row_ids", stored])
-    expected = Session(folder, graph="ngrams.onnx").run(FEEDS)["ngram_embeddings"].reshape(3, 20, -1)
-    assert list(found) == ["ngram_embeddings", "ngram_row_ids", stored]
-    assert found["ngram_embeddings"].tobytes() == found[stored].tobytes() == expected.tobytes()
-    assert np.array_equal(found["ngram_row_ids"], row_ids.reshape(3, 20, -1))
-
-
 def write_table(folder: Path, layer: int, rows: int, width: int, cuts: Cuts, block: tuple[int, int]) -> tuple[Any, ...]:
     """Write an FP8 table in parts, each in a file of its own with its scales.
 
@@ -138,28 +129,9 @@ def test_shorter_data_file_is_an_error(manifest: Manifest, tmp_path: Path) -> No
         rows.run(FEEDS, ["ngram_embeddings"])
 
 
-END = 2
-
-
 @pytest.fixture(scope="module")
 def graph(folder: Path) -> Session:
     return Session(folder, graph="ngram.ids.onnx")
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (7, 1), (1, 2), (3, 40)])
-def test_row_ids_are_those_of_the_graph(shape: tuple[int, int], graph: Session, manifest: Manifest) -> None:
-    runner, random = open_ngram_ids(manifest, graph), np.random.default_rng(shape)
-    for _ in range(30):
-        ids, context = (random.integers(0, 99, (shape[0], length)) for length in (shape[1], 2))
-        for values in (ids, context):
-            values[random.random(values.shape) < 0.4] = END
-        before = ids.copy()
-        feeds: dict[str, NDArray[Any]] = {"input_ids": ids, "context": context}
-        (found,) = runner.run(feeds, ["ngram_row_ids"]).values()
-        expected = graph.run(feeds)["ngram_row_ids"]
-        assert (found.dtype, found.shape) == (expected.dtype, (*shape, 2, 4))
-        assert np.array_equal(found, expected)
-        assert np.array_equal(ids, before)
 
 
 FACTORS, ROWS = ((3, 5, 7), (9, 11, 13)), (((53, 59), (61, 67)), ((71, 73), (79, 83)))

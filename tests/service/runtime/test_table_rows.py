@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.names import MANIFEST
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.types import TokenRows
-from preblock.service.runtime.fused_embedding import BUILT, FusedLookup
-from preblock.service.runtime.means import KernelMeans, LookupTable, Means, NumpyMeans, RowMeans
+from preblock.service.runtime.fused_embedding import BUILT
+from preblock.service.runtime.means import KernelMeans, LookupTable, Means, NumpyMeans
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.ngram_rows import Gather, KernelGather, NumpyGather, StoredRows
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.runner import Feeds
 from preblock.service.runtime.table_memory import MIN_BUDGET_BYTES, TableMemory, read_file_pages
 from tests.support.artifacts import make_repository
 
@@ -88,45 +87,6 @@ def feeds_of(batch: int, length: int, *offsets: int) -> dict[str, NDArray[np.int
 
 def expected(model: TokenModel, feeds: dict[str, NDArray[np.int64]]) -> bytes:
     return model.sessions["model.onnx"].run(feeds)["embeddings"].tobytes()
-
-
-class Refusing:
-    """Stands for the runner of calls outside the kernel."""
-
-    def run(self, _: Feeds, __: Sequence[str]) -> dict[str, Float32]:
-        raise LookupError
-
-
-@built
-def test_fused_lookup_equals_plain_graph(model: TokenModel) -> None:
-    assert model.tables is not None
-    kernel = FusedLookup(model.tables, Refusing())
-    shared = [(batch, length, (offset,)) for batch, length in ((1, 1), (3, 7), (1, 40), (200, 1)) for offset in (0, 10)]
-    for batch, length, offsets in (*shared, (2, 1, (0, 49)), (3, 1, (49, 3, 3)), (50, 1, tuple(range(50)))):
-        feeds = feeds_of(batch, length, *offsets)
-        found = kernel.run(feeds, ["embeddings"])["embeddings"]
-        assert found.shape == (batch, length, 32)
-        assert found.tobytes() == expected(model, feeds), (batch, length, offsets)
-
-
-@built
-@pytest.mark.parametrize(("batch", "length", "offsets"), [(2, 2, (0, 1)), (0, 3, (0,)), (3, 0, (0,)), (16385, 1, (0,))])
-def test_unsupported_calls_are_run_by_session(
-    model: TokenModel, batch: int, length: int, offsets: tuple[int, ...]
-) -> None:
-    assert model.tables is not None
-    feeds = feeds_of(batch, length, *offsets)
-    with pytest.raises(LookupError):
-        FusedLookup(model.tables, Refusing()).run(feeds, ["embeddings"])
-    assert model.run(feeds, ("embeddings",))["embeddings"].tobytes() == expected(model, feeds)
-
-
-@built
-def test_strided_ids_are_read_in_order(model: TokenModel) -> None:
-    feeds = feeds_of(2, 30, 4)
-    apart = np.repeat(feeds["input_ids"], 3, axis=1)[:, ::3]
-    assert not apart.flags.c_contiguous
-    assert model.run(feeds | {"input_ids": apart}, ("embeddings",))["embeddings"].tobytes() == expected(model, feeds)
 
 
 @built
@@ -239,27 +199,11 @@ def test_means_equal_loop_in_float64(width: int, lengths: list[int]) -> None:
     assert LookupTable(table).means(ids).tobytes() == expected_means(table[ids.values], ids.lengths).tobytes()
 
 
-@pytest.fixture
-def models(tmp_path: Path) -> dict[str, TokenModel]:
-    names = {name: name for name in ("alibi-7x256x9000", "llama-300x64", "t5", "bert", "gemma", "sinusoid", "segments")}
+@built
+def test_only_bare_lookups_have_a_table(tmp_path: Path) -> None:
+    names = {name: name for name in (*LOOKUPS, "t5", "bert", "gemma", "sinusoid", "segments")}
     repository = Repository(make_repository(tmp_path, **names), CPU, 1)
-    return {name: repository.get(name) for name in names}
-
-
-@built
-def test_only_bare_lookups_have_a_table(models: dict[str, TokenModel]) -> None:
-    assert [name for name, model in models.items() if model.lookup_table is not None] == LOOKUPS
-
-
-@built
-def test_means_of_table_equal_those_of_session(models: dict[str, TokenModel]) -> None:
-    model = models[LOOKUPS[1]]
-    assert model.lookup_table is not None
-    size = model.manifest.vocab_size
-    rows = TokenRows(np.arange(size), np.array([1, size - 1]))
-    means = RowMeans(rows.lengths, model.manifest.width)
-    means.add(model.look_up(rows.values))
-    assert model.lookup_table.means(rows).tobytes() == means.means.tobytes()
+    assert [name for name in names if repository.get(name).lookup_table is not None] == LOOKUPS
 
 
 if BUILT:
@@ -306,17 +250,6 @@ def write_table(file: Path, rows: int, row_bytes: int = 160) -> NDArray[np.uint8
     table = np.random.default_rng(rows).integers(0, 256, (rows, row_bytes), np.uint8)
     file.write_bytes(table.tobytes())
     return table
-
-
-def test_type_and_width_of_rows(tmp_path: Path) -> None:
-    table = np.random.default_rng(0).standard_normal((50, 6), np.float32).astype(np.float16)
-    (tmp_path / "t").write_bytes(table.tobytes())
-    memory = TableMemory()
-    rows = StoredRows([[memory.map(tmp_path / "t")]], table.dtype, 6, memory)
-    ids = np.arange(12).reshape(4, 1, 3)
-    assert np.array_equal(rows.gather(ids), table[ids].reshape(4, 1, 18))
-    assert memory.take_use()[:2] == (12, 144)
-    assert memory.take_use()[:2] == (0, 0)
 
 
 def test_threads_gather_rows_of_their_own(tmp_path: Path) -> None:
