@@ -111,6 +111,17 @@ def test_sequence_start_resets_the_offset(sequence_engine: Engine) -> None:
     run(sequence_engine, test)
 
 
+def test_sequence_ids_are_separate_per_model_version(sequence_engine: Engine) -> None:
+    models = [sequence_engine.repository.get(*of) for of in (("bert", "1"), ("bert", "2"), ("gpt",))]
+
+    async def test(_: Sequences, room: SequenceStore, __: TokenModel) -> None:
+        for length, model in enumerate(models, 1):
+            await ask(room, model, IDS[:length], SequenceRef(5, start=True))
+        assert where(room) == {("bert", 1, 5): [1], ("bert", 2, 5): [2], ("gpt", 1, 5): [3]}
+
+    run(sequence_engine, test, max_stream_sequence_rows=6)
+
+
 def test_padding_and_positions_advance_sequence_rows(sequence_engine: Engine) -> None:
     mask, positions = (TokenRows.of_array(np.array(values)) for values in ([[0, 1], [1, 1]], [[3, 4], [0, 1]]))
 

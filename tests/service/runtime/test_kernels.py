@@ -13,8 +13,6 @@ if not BUILT:
 from preblock.service.runtime._kernels import add_rows, add_to_means, average_rows, gather_rows, open_table
 
 FUNCTIONS = {function.__name__: function for function in (add_rows, gather_rows, add_to_means, average_rows)}
-ODD = np.zeros(17, np.uint8)[1:]
-"""Memory at an odd address."""
 
 
 def ids(*shape: int) -> Any:
@@ -23,6 +21,10 @@ def ids(*shape: int) -> Any:
 
 def floats(*shape: int) -> Any:
     return np.full(shape, 7, np.float32)
+
+
+def at_odd_address(size: int) -> Any:
+    return np.zeros(size + 1, np.uint8)[1:]
 
 
 def table(row_bytes: int) -> Any:
@@ -44,25 +46,25 @@ def legal_arguments(function: str) -> dict[str, Any]:
 
 WRONG = [
     *(("add_rows", "ids", value) for value in (ids(8), ids(9).view(np.uint8)[:-1])),
-    *(("add_rows", "table", value) for value in (floats(399), ODD.view(np.float32))),
+    *(("add_rows", "table", value) for value in (floats(399), at_odd_address(16).view(np.float32))),
     *(
         ("add_rows", "positions", value)
-        for value in (floats(2, 4), floats(0, 4), floats(11), ODD[:12].view(np.float32))
+        for value in (floats(2, 4), floats(0, 4), floats(11), at_odd_address(48).view(np.float32))
     ),
-    *(("add_rows", "out", value) for value in (floats(8, 4), np.zeros(145, np.uint8)[1:].view(np.float32))),
+    *(("add_rows", "out", value) for value in (floats(8, 4), at_odd_address(144).view(np.float32))),
     *(("add_rows", "width", value) for value in (0, -4, 2**62, 5, 2)),
     *(("gather_rows", "ids", value) for value in (ids(2, 2, 2), ids(12).view(np.uint8)[:-1])),
     *(("gather_rows", "out", value) for value in (np.zeros((11, 8), np.uint8), np.zeros(95, np.uint8))),
     *(("gather_rows", "heads", value) for value in (0, 5, 2**63 - 1)),
     *(("gather_rows", "tables", value) for value in ((), (table(8), table(9)), (object(),))),
     *(("add_to_means", "vectors", value) for value in (floats(4, 2), floats(3))),
-    *(("add_to_means", "lengths", value) for value in (np.array([1, 0]), ODD.view(np.int64))),
+    *(("add_to_means", "lengths", value) for value in (np.array([1, 0]), at_odd_address(16).view(np.int64))),
     *(("add_to_means", "place", np.array(value)) for value in ([2, 0], [-1, 0], [0, -1], [0, 0, 0])),
     *(("add_to_means", "means", floats(3, 2)), ("add_to_means", "total", np.zeros(0))),
     *(("average_rows", "ids", value) for value in (ids(4), np.zeros(25, np.uint8))),
     *(("average_rows", "lengths", np.array(value)) for value in ([3, 0], [4, -1], [2**62, 2**62])),
-    *(("average_rows", "lengths", value) for value in (ids(0), ODD.view(np.int64))),
-    *(("average_rows", "table", value) for value in (floats(3), ODD.view(np.float32))),
+    *(("average_rows", "lengths", value) for value in (ids(0), at_odd_address(16).view(np.int64))),
+    *(("average_rows", "table", value) for value in (floats(3), at_odd_address(16).view(np.float32))),
     *(("average_rows", "means", value) for value in (floats(0), floats(5))),
 ]
 
