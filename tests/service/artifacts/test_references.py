@@ -188,6 +188,13 @@ def test_table_that_is_no_tensor_of_the_file_is_rejected(
         open_repository(folder, shard.parent)
 
 
+def test_tensor_with_more_bytes_than_its_shape_is_rejected(folder: Path, shard: Path) -> None:
+    shard.write_bytes(shard.read_bytes().replace(b"[240,16]", b"[240, 8]", 1))
+    refer(folder, shard)
+    edit_manifest(folder, lambda manifest: manifest["ngram_tables"][0].update(width=8))
+    assert refusal(folder, shard.parent).startswith(f"{MANIFEST} ngram_tables.0.parts.0: got float32 [240, 8] from")
+
+
 def test_wrong_record_of_a_file_is_rejected(folder: Path, shard: Path) -> None:
     before = json.loads((folder / MANIFEST).read_text())
     (record,) = before["references"].values()
