@@ -16,8 +16,8 @@ from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 
 TOKENS = f"{GRAPH} tokens.weight"
-SHAPE, LENGTH = (100, 32), 12800
-"""Of the tokens; the positions, 50 rows, follow them in the data file."""
+LENGTH = 12800
+"""Bytes of the tokens, 100 rows; the positions, 50 rows, follow them in the data file."""
 
 
 def seal(folder: Path, **values: Any) -> None:

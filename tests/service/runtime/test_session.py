@@ -31,9 +31,6 @@ from preblock.service.runtime.runner import Feeds, Float32
 from preblock.service.runtime.session import CudaSession, Session
 from tests.support.artifacts import STORED
 
-HAS_CUDA = CUDA in onnxruntime.get_available_providers()
-cpu_package = pytest.mark.skipif(HAS_CUDA, reason="onnxruntime-gpu is installed")
-
 
 def test_import_starts_no_telemetry(tmp_path: Path) -> None:
     """Telemetry of onnxruntime would write a file into TMPDIR."""
