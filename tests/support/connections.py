@@ -9,6 +9,14 @@ from typing import Self
 
 import httpx
 
+UPGRADE = {
+    "Upgrade": "websocket",
+    "Connection": "Upgrade",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "A" * 22 + "==",
+}
+"""Headers that open a WebSocket."""
+
 
 def dial(address: str | httpx.URL, timeout: float = 20) -> socket.socket:
     """Connect to the host and port of a URL."""

@@ -1,5 +1,6 @@
 """Engines without a server, and requests to them."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,3 +45,8 @@ async def ask_engine(engine: Engine, model: TokenModel, request: RowsRequest) ->
     """Return the vectors of an admitted request."""
     with engine.admission.request("native") as record:
         return await engine.embed(model, request, record)
+
+
+def answer_of(engine: Engine, model: str, request: RowsRequest) -> EmbedResult:
+    """Return the vectors of a request to the newest version of a model."""
+    return asyncio.run(ask_engine(engine, engine.repository.get(model), request))

@@ -16,8 +16,8 @@ from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 
 TOKENS = f"{GRAPH} tokens.weight"
-SHAPE, LENGTH = (100, 32), 12800
-"""Of the tokens; the positions, 50 rows, follow them in the data file."""
+LENGTH = 12800
+"""Bytes of the tokens, 100 rows; the positions, 50 rows, follow them in the data file."""
 
 
 def seal(folder: Path, **values: Any) -> None:
@@ -66,3 +66,13 @@ def entries(*pairs: tuple[str, str]) -> Callable[[TensorProto], None]:
             tensor.external_data.add(key=key, value=value)
 
     return change
+
+
+def change_table(**values: Any) -> Callable[[list[dict[str, Any]]], None]:
+    """Return a change of the first n-gram table of a manifest."""
+    return lambda tables: tables[0].update(values)
+
+
+def change_part(**values: Any) -> Callable[[list[dict[str, Any]]], None]:
+    """Return a change of the first part of that table."""
+    return lambda tables: tables[0]["parts"][0].update(values)

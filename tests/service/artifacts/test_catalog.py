@@ -56,16 +56,15 @@ def test_repository_without_permission_is_named(public: Path) -> None:
 
 
 def test_entry_that_is_no_model_is_passed_over(public: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (public / "notes.txt").touch()
+    for name in (".tmp-gpt-1/1", "gpt/.tmp-2", "gpt/0", "gpt/02", "gpt/latest", "gpt/2x", "gpt/1/1", "3"):
+        (public / name).mkdir(parents=True)
+    for name in ("notes.txt", "gpt/2"):
+        (public / name).touch()
     (public / "lost+found").mkdir(0)
-    (public / "gpt/2").symlink_to("nowhere")
-    (public / "gpt/3").symlink_to("3")
+    for number, target in ((3, "nowhere"), (4, "4")):
+        (public / f"gpt/{number}").symlink_to(target)
     with ordinary_user():
-        assert [(name, version) for name, version, _ in find_artifacts(public)] == [
-            ("bert", 1),
-            ("bert", 2),
-            ("gpt", 1),
-        ]
+        assert [artifact[:2] for artifact in find_artifacts(public)] == [("bert", 1), ("bert", 2), ("gpt", 1)]
     assert caplog.messages == []
 
 

@@ -3,18 +3,17 @@
 import hashlib
 import json
 import os
-import shutil
-import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
 
 import pytest
 
-from preblock.service.artifacts import checksums, io
-from preblock.service.artifacts.checksums import CACHE_FILE, Checksums
+from preblock.service.artifacts.checksums import CACHE_FILE, MAX_FILES, Checksums
 from preblock.service.artifacts.names import DATA, MANIFEST
+from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import open_file, signature_of
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
@@ -91,82 +90,65 @@ def test_recently_changed_file_is_not_cached(folder: Path, file: Path) -> None:
 
 
 @pytest.mark.usefixtures("later")
-def test_file_changed_during_hashing_is_not_cached(folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_changed_during_hashing_is_not_cached(folder: Path, file: Path) -> None:
     known = Checksums(folder)
 
-    def sha256(_: BufferedReader) -> str:
+    def change(_: BufferedReader) -> str:
         file.write_bytes(b"longer content")
         return FALSE
 
-    monkeypatch.setattr(io, "sha256", sha256)
-    assert ask(known, file) == FALSE
-    monkeypatch.setattr(io, "sha256", lambda _: "hashed again")
-    assert ask(known, file) == "hashed again"
+    with open_file(file) as stream:
+        assert known.sha256(stream, change) == FALSE
+    assert ask(known, file) == sum_of(b"longer content")
 
 
 @pytest.mark.usefixtures("later")
-def test_cache_without_folder_writes_no_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(file.parent)
-    known = Checksums(None)
-    assert ask(known, file) == sum_of(b"content")
-    known.save()
-    assert list(file.parent.iterdir()) == [file]
-
-
-@pytest.mark.usefixtures("later")
-@pytest.mark.parametrize(
-    "content",
-    ["", "{", "[]", "null", "[" * 10**5, '{"a": 1}', '{"1:2": "x"}', f'{{"x": "{FALSE}"}}', "9" * 5000, " " * 2**21],
-    ids=range(10),
-)
-def test_malformed_cache_file_is_replaced(folder: Path, file: Path, content: str) -> None:
-    plant(folder, content)
-    known = Checksums(folder)
-    assert ask(known, file) == sum_of(b"content")
-    known.save()
-    assert json.loads((folder / CACHE_FILE).read_text()) == {key_of(file): sum_of(b"content")}
-
-
-@pytest.mark.usefixtures("later")
-def test_cache_file_writable_by_others_is_ignored(folder: Path, file: Path) -> None:
-    plant(folder, json.dumps({key_of(file): FALSE}))
-    assert ask(Checksums(folder), file) == FALSE
-    for mode in (0o620, 0o602):
-        (folder / CACHE_FILE).chmod(mode)
-        assert ask(Checksums(folder), file) == sum_of(b"content")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_cache_file_of_another_user_is_ignored(folder: Path, file: Path) -> None:
-    plant(folder, json.dumps({key_of(file): FALSE}))
-    os.chown(folder / CACHE_FILE, 12345, 12345)
-    assert ask(Checksums(folder), file) == sum_of(b"content")
-
-
-def test_symlinked_cache_file_is_ignored(folder: Path, file: Path, tmp_path: Path) -> None:
-    plant(folder, json.dumps({key_of(file): FALSE}))
-    (folder / CACHE_FILE).rename(tmp_path / "elsewhere")
-    (folder / CACHE_FILE).symlink_to(tmp_path / "elsewhere")
-    assert ask(Checksums(folder), file) == sum_of(b"content")
-
-
-@pytest.mark.usefixtures("later")
-@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere", "/dev/null", "~no-such-user/cache"])
-def test_files_are_hashed_each_time_if_cache_is_unwritable(file: Path, tmp_path: Path, place: str) -> None:
-    for _ in range(2):
-        known = Checksums(Path(place) if place.startswith("~") else tmp_path / place)
+def test_malformed_cache_file_is_replaced(folder: Path, file: Path) -> None:
+    for content in (
+        *("", "{", "[]", "null", "[" * 10**5, '{"a": 1}', '{"1:2": "x"}', f'{{"x": "{FALSE}"}}'),
+        *("9" * 5000, " " * 2**21),
+    ):
+        plant(folder, content)
+        known = Checksums(folder)
         assert ask(known, file) == sum_of(b"content")
         known.save()
-    assert file.read_bytes() == b"content"
+        assert json.loads((folder / CACHE_FILE).read_text()) == {key_of(file): sum_of(b"content")}, content[:20]
+
+
+def link_elsewhere(cache: Path) -> None:
+    cache.rename(cache.parent.parent / "elsewhere")
+    cache.symlink_to(cache.parent.parent / "elsewhere")
 
 
 @pytest.mark.usefixtures("later")
-def test_folder_in_place_of_cache_file_is_kept(folder: Path, file: Path) -> None:
-    (folder / CACHE_FILE / "kept").mkdir(parents=True)
-    known = Checksums(folder)
-    assert ask(known, file) == sum_of(b"content")
-    known.save()
-    assert [path.name for path in folder.iterdir()] == [CACHE_FILE]
+def test_cache_file_that_others_may_change_is_ignored(folder: Path, file: Path) -> None:
+    plant(folder, json.dumps({key_of(file): FALSE}))
+    assert ask(Checksums(folder), file) == FALSE
+    changes: list[Callable[[Path], object]] = [
+        lambda cache: cache.chmod(0o620),
+        lambda cache: cache.chmod(0o602),
+        link_elsewhere,
+        *([lambda cache: os.chown(cache, 12345, 12345)] if os.geteuid() == 0 else []),
+    ]
+    for number, change in enumerate(changes):
+        plant(folder, json.dumps({key_of(file): FALSE}))
+        change(folder / CACHE_FILE)
+        assert ask(Checksums(folder), file) == sum_of(b"content"), number
+        (folder / CACHE_FILE).unlink()
+
+
+@pytest.mark.usefixtures("later")
+def test_files_are_hashed_each_time_without_a_cache(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder" / CACHE_FILE / "kept").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    places = [tmp_path / name for name in ("file", "file/below", "folder", "/proc/nowhere", "/dev/null")]
+    for place in (None, Path("~no-such-user/cache"), *places):
+        for _ in range(2):
+            known = Checksums(place)
+            assert ask(known, file) == sum_of(b"content"), place
+            known.save()
+    assert file.read_bytes() == b"content"
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.usefixtures("later")
@@ -179,19 +161,16 @@ def test_cache_path_expands_home_folder(tmp_path: Path, file: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("later")
-def test_cache_keeps_the_most_recently_used_hashes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checksums, "MAX_FILES", 3)
-    files = [tmp_path / str(number) for number in range(5)]
-    for file in files:
-        file.write_text(file.name)
-        known = Checksums(folder)
-        ask(known, files[0])
-        ask(known, file)
-        known.save()
-        assert key_of(files[0]) in json.loads((folder / CACHE_FILE).read_text())
-    assert set(json.loads((folder / CACHE_FILE).read_text())) == {key_of(files[number]) for number in (0, 3, 4)}
+def test_cache_keeps_the_most_recently_used_hashes(folder: Path, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"other")
+    others = {f"{number}:1": FALSE for number in range(1, MAX_FILES)}
+    plant(folder, json.dumps({key_of(file): sum_of(b"content"), **others}))
+    known = Checksums(folder)
+    assert ask(known, file) == sum_of(b"content")
+    assert ask(known, tmp_path / "other") == sum_of(b"other")
+    known.save()
+    kept = [*list(others)[1:], key_of(file), key_of(tmp_path / "other")]
+    assert list(json.loads((folder / CACHE_FILE).read_text())) == kept
 
 
 @pytest.mark.usefixtures("later")
@@ -199,51 +178,36 @@ def test_concurrent_saves_leave_valid_cache_file(folder: Path, tmp_path: Path) -
     files = [tmp_path / str(number) for number in range(40)]
     for file in files:
         file.write_text(file.name)
+    sums = {key_of(file): sum_of(file.name.encode()) for file in files}
 
     def check(file: Path) -> None:
         known = Checksums(folder)
-        assert ask(known, file) == sum_of(file.name.encode())
+        assert ask(known, file) == sums[key_of(file)]
         known.save()
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(check, files))
     found = json.loads((folder / CACHE_FILE).read_text())
-    assert found.items() <= {key_of(file): sum_of(file.name.encode()) for file in files}.items()
     assert found
+    assert found.items() <= sums.items()
     assert list(folder.iterdir()) == [folder / CACHE_FILE]
 
 
 @pytest.mark.usefixtures("later")
-def test_repository_files_are_hashed_once(
-    weighty_repository: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = shutil.copytree(weighty_repository, tmp_path / "root")
-    hashed: list[int] = []
-
-    def sha256(stream: BufferedReader) -> str:
-        hashed.append(os.fstat(stream.fileno()).st_size)
-        return sum_of(stream.read())
-
-    monkeypatch.setattr(io, "sha256", sha256)
-    files = json.loads((root / "gpt/1" / MANIFEST).read_text())["files"]
-    Repository(root, CPU, 1, folder)
-    assert sorted(hashed) == sorted(file["bytes"] for file in files.values())
-    Repository(root, CPU, 1, folder)
-    assert len(hashed) == len(files)
-    data = root / "gpt/1" / DATA
-    data.write_bytes(data.read_bytes())
-    Repository(root, CPU, 1, folder)
-    assert hashed[len(files) :] == [data.stat().st_size]
+def test_repository_files_are_hashed_once(weighty_repository: Path, folder: Path) -> None:
+    artifact = weighty_repository / "gpt/1"
+    files = json.loads((artifact / MANIFEST).read_text())["files"]
+    Repository(weighty_repository, CPU, 1, folder)
+    known = {key_of(artifact / name): described["sha256"] for name, described in files.items()}
+    assert json.loads((folder / CACHE_FILE).read_text()) == known
+    plant(folder, json.dumps(known | {key_of(artifact / DATA): FALSE}))
+    with pytest.raises(ArtifactError, match=f"^gpt/1/{DATA}: got sha256 {FALSE[:12]}…"):
+        Repository(weighty_repository, CPU, 1, folder)
 
 
-def test_check_uses_the_cache_and_verify_ignores_it(tmp_path: Path) -> None:
+def test_verify_ignores_the_cache(tmp_path: Path) -> None:
     file = copy_artifact("gpt", tmp_path / "models") / DATA  # verify writes the report
     plant(tmp_path / "cache", json.dumps({key_of(file): FALSE}))
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        arguments += ("--repository", str(tmp_path / "models"))
-        return commands.run(commands.preblock, *arguments, environment={"PREBLOCK_CACHE_DIR": str(tmp_path / "cache")})
-
-    refused, verified = run("check"), run("verify", "gpt")
-    assert refused.stderr.startswith(f"preblock: gpt/1/{DATA}: got sha256 {FALSE[:12]}…")
+    places = {"PREBLOCK_CACHE_DIR": str(tmp_path / "cache"), "PREBLOCK_REPOSITORY": str(tmp_path / "models")}
+    verified = commands.run(commands.preblock, "verify", "gpt", environment=places)
     assert verified.returncode == 0, verified.stderr

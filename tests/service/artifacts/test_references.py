@@ -1,4 +1,4 @@
-"""Artifacts with tables in a file outside. Oracles: the file system, safetensors."""
+"""Artifacts with tables in a file outside, which may change and return. Oracles: the file system, safetensors."""
 
 import json
 import os
@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from preblock.service.core.errors import ArtifactError
+from preblock.service.artifacts.names import MANIFEST
+from preblock.service.core.errors import ArtifactError, NotFound, Unavailable
+from tests.service.artifacts.broken_artifacts import change_part, change_table
 from tests.support.artifacts import copy_artifact
 from tests.support.references import SHARD, edit_manifest, make_referenced, open_repository, refer
 
-Manifest = dict[str, Any]
+Record = dict[str, Any]
 
 
 @pytest.fixture
@@ -77,8 +79,8 @@ def test_link_out_of_the_roots_is_rejected(folder: Path, shard: Path, tmp_path: 
     assert refusal(folder, link.parent).startswith(expected)
 
 
-def _rename(path: str) -> Callable[[Manifest], None]:
-    def change(manifest: Manifest) -> None:
+def _rename(path: str) -> Callable[[Record], None]:
+    def change(manifest: Record) -> None:
         (old,) = manifest["references"]
         manifest["references"] = {path: manifest["references"][old]}
 
@@ -101,26 +103,19 @@ def test_path_that_the_system_rejects_leaves_other_models(folder: Path) -> None:
     assert reason.endswith("got file name too long, expected a readable file")
 
 
-def test_moved_file_is_rejected(folder: Path, shard: Path, tmp_path: Path) -> None:
-    shard.rename(tmp_path / "moved")
+def test_missing_or_special_file_is_rejected(folder: Path, shard: Path, tmp_path: Path) -> None:
+    shard.unlink()
     assert refusal(folder, tmp_path) == f"references {shard} is missing; moved files need another export"
-
-
-def test_pipe_and_folder_are_rejected(folder: Path, shard: Path, tmp_path: Path) -> None:
-    shard.unlink()
-    os.mkfifo(shard)
-    expected = f"references {shard}: got a folder or device, expected a regular file"
-    assert refusal(folder, tmp_path) == expected
-    shard.unlink()
-    shard.mkdir()
-    assert refusal(folder, tmp_path) == expected
+    for make in (os.mkfifo, os.mkdir):
+        shard.unlink(missing_ok=True)
+        make(shard)
+        assert refusal(folder, tmp_path) == f"references {shard}: got a folder or device, expected a regular file"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda content: content.pop(), r" size: got \d+, expected \d+, as at the export"),
-        (lambda content: content.append(0), r" size: got \d+, expected \d+, as at the export"),
         (lambda content: content.clear(), r" size: got 0, expected \d+, as at the export"),
         (lambda content: content.__setitem__(20, 0x41), r" header: got sha256 \w{12}…, expected sha256 \w{12}…, as at"),
         (lambda content: content.__setitem__(7, 1), r": got a header of \d+ bytes in \d+, expected a safetensors file"),
@@ -147,18 +142,14 @@ def _header(text: str) -> bytes:
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
         b"1234567",
         _header("[]"),
-        _header('{"t": 1}'),
         _header('{"t": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}') + bytes(4),
         _header('{"t": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}') + bytes(4),
         _header('{"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4.0]}}') + bytes(4),
-        _header('{"t": {"dtype": "F32", "shape": [1]}}') + bytes(4),
         _header("[" * 100_000),
         _header('{"t": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}') + bytes(8),
         _header('{"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}') + bytes(3),
-        _header('{"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}') + bytes(5),
     ],
 )
 def test_other_file_than_safetensors_is_rejected(content: bytes, folder: Path, shard: Path) -> None:
@@ -170,57 +161,53 @@ def test_other_file_than_safetensors_is_rejected(content: bytes, folder: Path, s
     assert refusal(folder, shard.parent).startswith(f"references {shard}")
 
 
-def _set_table(**values: Any) -> Callable[[Manifest], None]:
-    return lambda manifest: manifest["ngram_tables"][0].update(values)
-
-
-def _set_part(**values: Any) -> Callable[[Manifest], None]:
-    return lambda manifest: manifest["ngram_tables"][0]["parts"][0].update(values)
-
-
 SCALES = {"file": "model.onnx.data", "begin": 0, "dtype": "float32", "block_rows": 240, "block_columns": 16}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set_table(dtype="float16"), r"\.parts\.0: got float16 \[240, 16\] from byte \d+, expected a tensor of /"),
-        (_set_table(dtype="float8_e4m3fn"), r"\.parts\.0: got float8_e4m3fn \[240, 16\] from byte"),
-        (_set_table(width=32), r"\.parts\.0: got float32 \[240, 32\] from byte"),
-        (_set_table(rows=241), r"\.parts: got 240, expected 241 rows"),
-        (_set_table(parts=[]), r"\.parts: got 0, expected 240 rows"),
-        (_set_part(begin=10**9), r"\.parts\.0: got float32 \[240, 16\] from byte 1000000000, expected a tensor of"),
-        (_set_part(begin=10**30), r"\.parts\.0"),
-        (_set_part(file="model.onnx.data"), r"\.parts\.0\.file: got model.onnx.data, expected a file of references"),
-        (_set_part(file="/etc/passwd"), r"\.parts\.0\.file: got /etc/passwd, expected a file of references"),
-        (_set_part(scales=SCALES), r"\.parts\.0\.scales: got .*, expected scales for float8_e4m3fn, and for no other"),
+        (change_table(dtype="float16"), r"\.parts\.0: got float16 \[240, 16\] from byte \d+, expected a tensor of /"),
+        (change_table(width=32), r"\.parts\.0: got float32 \[240, 32\] from byte"),
+        (change_table(rows=241), r"\.parts: got 240, expected 241 rows"),
+        (change_table(parts=[]), r"\.parts: got 0, expected 240 rows"),
+        (change_part(begin=10**9), r"\.parts\.0: got float32 \[240, 16\] from byte 1000000000, expected a tensor of"),
+        (change_part(file="model.onnx.data"), r"\.parts\.0\.file: got model.onnx.data, expected a file of references"),
+        (change_part(file="/etc/passwd"), r"\.parts\.0\.file: got /etc/passwd, expected a file of references"),
+        (
+            change_part(scales=SCALES),
+            r"\.parts\.0\.scales: got .*, expected scales for float8_e4m3fn, and for no other",
+        ),
     ],
 )
 def test_table_that_is_no_tensor_of_the_file_is_rejected(
-    change: Callable[[Manifest], None], message: str, folder: Path, shard: Path
+    change: Callable[[list[Record]], None], message: str, folder: Path, shard: Path
 ) -> None:
-    edit_manifest(folder, change)
+    edit_manifest(folder, lambda manifest: change(manifest["ngram_tables"]))
     with pytest.raises(ArtifactError, match=rf"^ngrams/1/manifest\.json ngram_tables\.0{message}"):
         open_repository(folder, shard.parent)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda manifest: manifest["references"].clear(), r"ngram_tables\.0\.parts: got "),
-        (lambda m: next(iter(m["references"].values())).pop("header_sha256"), r"references\..*header_sha256: got noth"),
-        (lambda m: next(iter(m["references"].values())).update(sha256="x"), r"references\."),
-    ],
-)
-def test_wrong_record_of_a_file_is_rejected(
-    change: Callable[[Manifest], None], message: str, folder: Path, shard: Path
-) -> None:
-    edit_manifest(folder, change)
-    with pytest.raises(ArtifactError, match=rf"^ngrams/1/manifest\.json {message}"):
-        open_repository(folder, shard.parent)
+def test_tensor_with_more_bytes_than_its_shape_is_rejected(folder: Path, shard: Path) -> None:
+    shard.write_bytes(shard.read_bytes().replace(b"[240,16]", b"[240, 8]", 1))
+    refer(folder, shard)
+    edit_manifest(folder, lambda manifest: manifest["ngram_tables"][0].update(width=8))
+    assert refusal(folder, shard.parent).startswith(f"{MANIFEST} ngram_tables.0.parts.0: got float32 [240, 8] from")
 
 
-@pytest.mark.parametrize("shape", [(), (1, 1), (240,), (240, 1), (2, 1)])
+def test_wrong_record_of_a_file_is_rejected(folder: Path, shard: Path) -> None:
+    before = json.loads((folder / MANIFEST).read_text())
+    (record,) = before["references"].values()
+    for references, message in (
+        ({}, "ngram_tables.0.parts: got "),
+        ({str(shard): record | {"sha256": "x"}}, "references."),
+        ({str(shard): {"bytes": 1, "mtime_ns": 1, "sha256": None}}, f"references.{shard}.header_sha256: got nothing"),
+    ):
+        (folder / MANIFEST).write_text(json.dumps(before | {"references": references}))
+        assert refusal(folder, shard.parent).startswith(f"{MANIFEST} {message}")
+
+
+@pytest.mark.parametrize("shape", [(), (240,), (240, 1), (2, 1)])
 def test_scales_of_float8_are_located(shape: tuple[int, ...], folder: Path, shard: Path) -> None:
     tensors: dict[str, Any] = load_file(shard)
     blocks = {2: (128, 128), 240: (1, 16)}.get(shape[0] if shape else 1, (240, 16))
@@ -234,7 +221,7 @@ def test_scales_of_float8_are_located(shape: tuple[int, ...], folder: Path, shar
     begin = 8 + length + json.loads(content[8 : 8 + length])["scale"]["data_offsets"][0]
     scales = {"file": str(shard), "begin": begin, "dtype": "float32", "block_rows": blocks[0]}
 
-    def change(manifest: Manifest) -> None:
+    def change(manifest: Record) -> None:
         del manifest["ngram_tables"][1:]
         manifest["ngram_tables"][0]["dtype"] = "float8_e4m3fn"
         manifest["ngram_tables"][0]["parts"][0]["scales"] = scales | {"block_columns": blocks[1]}
@@ -245,3 +232,61 @@ def test_scales_of_float8_are_located(shape: tuple[int, ...], folder: Path, shar
     assert "graphs.ngram.ids.onnx.outputs" in refusal(folder, shard.parent)
     edit_manifest(folder, lambda m: m["ngram_tables"][0]["parts"][0]["scales"].update(block_rows=7))
     assert refusal(folder, shard.parent).startswith("manifest.json ngram_tables.0.parts.0.scales: got float32 [")
+
+
+def test_changed_file_takes_the_version_out_of_service(
+    folder: Path, shard: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository = open_repository(folder, shard.parent)
+    calls: list[int] = []
+    repository.listeners.append(lambda: calls.append(1))
+    repository.drop_changed()
+    assert repository.get("ngrams").version == 1
+    assert not calls
+    status = shard.stat()
+    os.utime(shard)
+    repository.drop_changed()
+    with pytest.raises(Unavailable, match=r"^ngrams/1 is out of service: a file that it refers to has changed"):
+        repository.get("ngrams")
+    with pytest.raises(Unavailable):
+        repository.find("ngrams", "1")
+    with pytest.raises(NotFound):
+        repository.find("ngrams", "2")
+    assert len(calls) == 1
+    assert f"model ngrams version 1 is out of service: ngrams/1/references {shard}: got a change" in caplog.text
+    (state,) = repository.refresh()
+    assert (state.state, "time of change" in state.reason) == ("UNAVAILABLE", True)
+    with pytest.raises(Unavailable):
+        repository.get("ngrams")
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+    (state,) = repository.refresh()
+    assert state.state == "READY"
+    assert repository.get("ngrams").version == 1
+
+
+def test_file_that_returns_brings_the_version_back(folder: Path, shard: Path, tmp_path: Path) -> None:
+    repository = open_repository(folder, shard.parent)
+    model, feeds = repository.get("ngrams"), {"input_ids": np.array([[5]]), "context": np.full((1, 2), 2)}
+    assert model.run(feeds, ("ngram_row_ids",))
+    shard.parent.rename(tmp_path / "away")
+    repository.drop_changed()
+    with pytest.raises(Unavailable):
+        repository.get("ngrams")
+    with pytest.raises(ArtifactError, match="a table of ngram_embeddings has changed since it was opened"):
+        model.run(feeds, ("ngram_row_ids",))  # as an open stream does
+    (tmp_path / "away").rename(shard.parent)
+    (state,) = repository.refresh()
+    assert state.state == "READY"
+    assert repository.get("ngrams").run(feeds, ("ngram_row_ids",))
+
+
+def test_model_stays_open_beside_a_broken_new_manifest(folder: Path, shard: Path) -> None:
+    repository = open_repository(folder, shard.parent)
+    (folder / MANIFEST).write_text("{")
+    repository.refresh()
+    repository.drop_changed()
+    assert repository.get("ngrams").version == 1
+    os.utime(shard)
+    repository.drop_changed()
+    with pytest.raises(Unavailable):
+        repository.get("ngrams")

@@ -12,7 +12,7 @@ import pytest
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import EmbedResult, Int64, RowsRequest, TokenRequest
+from preblock.service.core.types import EmbedResult, Int64, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.planning import plan
 from preblock.service.engine.vectors import cast
@@ -63,43 +63,29 @@ def test_equal_rows_run_as_one_rectangle(bert: Manifest, gpt: Manifest) -> None:
         assert "token_type_ids" not in feeds_of(gpt, input_ids=ids, **fields)
 
 
-def test_irregular_rows_run_as_single_tokens_at_positions(bert: Manifest) -> None:
-    cases: list[tuple[dict[str, Any], list[int]]] = [
-        ({"input_ids": [[1, 2], [3]], "offset": [5, 0]}, [5, 6, 0]),
-        ({"input_ids": [[1, 2], [3]], "offset": 2}, [2, 3, 2]),
-        ({"input_ids": [[1, 2, 3]], "attention_mask": [[0, 1, 1]], "offset": 4}, [0, 4, 5]),
-        ({"input_ids": [[1, 2], [3, 4]], "attention_mask": [[1, 1], [0, 1]], "offset": [4, 1]}, [4, 5, 0, 1]),
-        ({"input_ids": [[1, 2]], "position_ids": [[7, 3]]}, [7, 3]),
-        ({"input_ids": [[1, 2]], "position_ids": [[7, 3]], "attention_mask": [[0, 1]]}, [7, 3]),
-    ]
-    for fields, positions in cases:
-        feeds = feeds_of(bert, **fields)
-        assert feeds["input_ids"].tolist() == [[id_] for row in fields["input_ids"] for id_ in row], fields
-        assert feeds["offset"].tolist() == positions, fields
-
-
-def test_positions_of_random_requests_equal_single_counts(bert: Manifest) -> None:
+def test_random_requests_have_positions_counted_one_by_one(engine: Engine) -> None:
     random = np.random.default_rng(0)
-    for _ in range(300):
-        fields = random_request(random, "bert")
-        feeds, _ = planned(fields, bert)
-        shape = feeds["input_ids"].shape
-        found = np.broadcast_to(feeds["offset"][:, None], shape) + np.arange(shape[1])
-        assert found.ravel().tolist() == np.concatenate(positions_of(fields)).tolist(), fields
+    for name in ("bert", "gpt"):
+        manifest = engine.repository.get(name).manifest
+        for _ in range(300):
+            fields = random_request(random, name)
+            feeds, following = planned(fields, manifest)
+            shape, expected = feeds["input_ids"].shape, positions_of(fields)
+            found = np.broadcast_to(feeds["offset"][:, None], shape) + np.arange(shape[1])
+            assert found.ravel().tolist() == np.concatenate(expected).tolist(), fields
+            assert feeds["input_ids"].ravel().tolist() == np.concatenate(fields["input_ids"]).tolist(), fields
+            assert following.tolist() == next_offsets(fields, expected), fields
 
 
-def test_next_offset_of_random_requests_counts_real_tokens(gpt: Manifest) -> None:
-    random = np.random.default_rng(1)
-    for _ in range(300):
-        fields = random_request(random, "gpt")
-        positions = positions_of(fields)
-        starts = np.broadcast_to(fields.get("offset", 0), len(positions)).tolist()
-        expected = []
-        for index, row in enumerate(positions):
-            mask = fields["attention_mask"][index] if "attention_mask" in fields else [1] * len(row)
-            after = [position + 1 for position, real in zip(row, mask, strict=True) if real]
-            expected.append(max(after, default=starts[index]))
-        assert planned(fields, gpt)[1].tolist() == expected, fields
+def next_offsets(fields: Fields, positions: list[list[int]]) -> list[int]:
+    """Return, for each row, the position after its last real token."""
+    starts = np.broadcast_to(fields.get("offset", 0), len(positions)).tolist()
+    masks = fields.get("attention_mask", [[1] * len(row) for row in positions])
+    rows = zip(positions, masks, starts, strict=True)
+    return [
+        max((position + 1 for position, real in zip(row, mask, strict=True) if real), default=start)
+        for row, mask, start in rows
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -162,19 +148,6 @@ def bits(answer: EmbedResult) -> list[object]:
     return [answer.version, answer.dtype, *((name, array.shape, array.tobytes()) for name, array in arrays.items())]
 
 
-def test_different_lengths_and_offsets_share_one_run(tiny_repository: Path) -> None:
-    with open_engine(tiny_repository) as engine:
-        fields = ({"input_ids": [1, 2, 3]}, {"input_ids": [[4], [5]], "offset": 5})
-        first, second = (read_embed(each).request for each in fields)
-        assert isinstance(first, TokenRequest)
-        assert isinstance(second, TokenRequest)
-        together = answers_together(engine, [("gpt", None, first), ("gpt", None, second)])
-        assert executions(engine, "gpt") == (3, 1, {3: 1})
-        alone = [asyncio.run(ask_engine(engine, engine.repository.get("gpt"), request)) for request in (first, second)]
-        assert executions(engine, "gpt") == (6, 3, {3: 1, 1: 1, 2: 1})
-        assert [bits(answer) for answer in together] == [bits(answer) for answer in alone]
-
-
 def test_batched_requests_equal_single_requests_bit_for_bit(tiny_repository: Path) -> None:
     """Both versions of one model and another, every output, type and pooling, random company."""
     with open_engine(tiny_repository) as engine:
@@ -196,32 +169,21 @@ def test_batched_requests_equal_single_requests_bit_for_bit(tiny_repository: Pat
             assert bits(answer) == bits(alone)
 
 
-def test_rejected_request_does_not_fail_its_batch(engine: Engine) -> None:
-    good, bad = (read_embed({"input_ids": [identifier]}).request for identifier in (3, 7))
-    first, refused, second = answers_of(engine, "gpt", [good, bad, good])
-    assert isinstance(refused, Invalid)
-    assert isinstance(first, EmbedResult)
-    assert isinstance(second, EmbedResult)
-    alone = asyncio.run(ask_engine(engine, engine.repository.get("gpt"), good))
-    assert bits(first) == bits(second) == bits(alone)
-
-
-def answers_of(engine: Engine, model: str, requests: list[RowsRequest]) -> list[EmbedResult | BaseException]:
-    """Return the answers to requests of one micro-batch, and their exceptions."""
-    found = engine.repository.get(model)
-
-    async def together() -> list[EmbedResult | BaseException]:
-        return await asyncio.gather(*(ask_engine(engine, found, r) for r in requests), return_exceptions=True)
-
-    return asyncio.run(together())
-
-
-def test_too_narrow_dtype_fails_only_its_request(tmp_path: Path) -> None:
+def test_failing_requests_do_not_fail_their_batch(tmp_path: Path) -> None:
+    """One has an id beyond the vocabulary, and one a value beyond its dtype."""
     copy_artifact("gpt-huge-value", tmp_path, "gpt")
     with open_engine(tmp_path) as engine:
-        requests = [read_embed({"input_ids": [identifier], "dtype": "float16"}).request for identifier in (1, 3, 2)]
-        answers = answers_of(engine, "gpt", requests)
-        assert [type(answer) for answer in answers] == [EmbedResult, Invalid, EmbedResult]
+        model = engine.repository.get("gpt")
+        requests = [read_embed({"input_ids": [id_], "dtype": "float16"}).request for id_ in (1, 3, 7, 2)]
+
+        async def together() -> list[EmbedResult | BaseException]:
+            return await asyncio.gather(*(ask_engine(engine, model, r) for r in requests), return_exceptions=True)
+
+        first, *refused, last = asyncio.run(together())
+        assert [type(error) for error in refused] == [Invalid, Invalid]
+        for answer, request in ((first, requests[0]), (last, requests[-1])):
+            assert isinstance(answer, EmbedResult)
+            assert bits(answer) == bits(asyncio.run(ask_engine(engine, model, request)))
 
 
 def test_models_with_projection_are_not_batched(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write(root: Path, folder: Path, model: str, device_id: int, failing: str = "", offset: int = 4) -> list[str]:
+def write(root: Path, folder: Path, model: str, device_id: int, failing: str, offset: int = 4) -> list[str]:
     environment = os.environ | build_driver(folder) | {FAILURE: failing}
     arguments = (str(root / model), model, str(device_id), str(offset), *ROWS)
     command = [sys.executable, "-m", "tests.support.gpu_outputs", *arguments]
@@ -40,18 +40,25 @@ def write(root: Path, folder: Path, model: str, device_id: int, failing: str = "
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("model", "failing"), [("gpt", "cuMemcpyDtoD_v2"), ("bert", "cuMemcpyHtoD_v2")])
-def test_vectors_on_a_gpu_have_the_same_bits(root: Path, tmp_path: Path, model: str, failing: str) -> None:
-    """The kernel writes into the client's memory, and onnxruntime's vectors are copied there within the GPU only."""
-    assert write(root, tmp_path, model, 0, failing) == ["same"] * len(ROWS)
+DIRECT, COPY = "cuMemcpyHtoD_v2", "cuMemcpyDtoD_v2"
+SAME = ["same"] * len(ROWS)
+LOST = "outputs[0].parameters: the region vectors cannot be written: CUDA_ERROR_INVALID_VALUE"
 
 
-def test_unaligned_vectors_are_copied(root: Path, tmp_path: Path) -> None:
-    assert write(root, tmp_path, "gpt", 0, failing="cuMemcpyDtoD_v2", offset=2) == ["same"] * len(ROWS)
-
-
-def test_vectors_for_another_gpu_are_copied(root: Path, tmp_path: Path) -> None:
-    assert write(root, tmp_path, "gpt", 1, failing="cuMemcpyDtoD_v2") == ["same"] * len(ROWS)
+@pytest.mark.parametrize(
+    ("model", "failing", "device_id", "offset", "expected"),
+    [
+        ("gpt", COPY, 0, 4, SAME),  # the kernel writes into the client's memory
+        ("bert", DIRECT, 0, 4, SAME),  # onnxruntime's vectors are copied there within the GPU only
+        ("gpt", COPY, 0, 2, SAME),  # unaligned vectors are copied
+        ("gpt", COPY, 1, 4, SAME),  # and vectors for another GPU
+        ("roberta", COPY, 0, 4, [LOST] * len(ROWS)),
+    ],
+)
+def test_vectors_on_a_gpu_have_the_same_bits(
+    root: Path, tmp_path: Path, model: str, failing: str, device_id: int, offset: int, expected: list[str]
+) -> None:
+    assert write(root, tmp_path, model, device_id, failing, offset) == expected
 
 
 @pytest.mark.parametrize(
@@ -63,8 +70,3 @@ def test_vectors_for_another_gpu_are_copied(root: Path, tmp_path: Path) -> None:
 )
 def test_model_that_the_gpu_cannot_run_is_not_loaded(root: Path, tmp_path: Path, failing: str, error: str) -> None:
     assert write(root, tmp_path, "gpt", 0, failing) == [f"gpt/1/{error}"]
-
-
-def test_failed_copy_on_a_gpu_is_unavailable(root: Path, tmp_path: Path) -> None:
-    error = "outputs[0].parameters: the region vectors cannot be written: CUDA_ERROR_INVALID_VALUE"
-    assert write(root, tmp_path, "roberta", 0, failing="cuMemcpyDtoD_v2") == [error] * len(ROWS)

@@ -14,7 +14,7 @@ from preblock.service.core.types import ChunkedTensor, Chunks, EmbedResult, Toke
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import fast_path_of
 from tests.support.artifacts import copy_artifact
-from tests.support.engines import ask_engine, open_engine
+from tests.support.engines import answer_of, ask_engine, open_engine
 
 END, LAYERS, WIDTH = 2, 2, 64
 OUTPUT = ("ngram_embeddings",)
@@ -30,10 +30,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     copy_artifact("gpt", root)
     with open_engine(root) as engine:
         yield engine
-
-
-def embed(engine: Engine, request: TokenRequest, model: str = "ngrams") -> EmbedResult:
-    return asyncio.run(ask_engine(engine, engine.repository.get(model), request))
 
 
 def rows_of(*rows: list[int]) -> TokenRows:
@@ -73,7 +69,7 @@ def test_each_row_has_its_own_history(lengths: tuple[int, ...], chunks: Chunks, 
         input_ids=rows_of(*rows), offset=offset, context=rows_of(*CONTEXTS), outputs=(*OUTPUT, ROW_IDS)
     )
     request = replace(request, dtype=dtype, chunks=chunks)
-    result = embed(engine, request)
+    result = answer_of(engine, "ngrams", request)
     for output in request.outputs:
         expected = [run(engine, row, context, output) for row, context in zip(rows, CONTEXTS, strict=True)]
         found = read(result, output)
@@ -83,26 +79,6 @@ def test_each_row_has_its_own_history(lengths: tuple[int, ...], chunks: Chunks, 
     ends = [(context + row)[-2:] for row, context in zip(rows, CONTEXTS, strict=True)]
     assert result.next_context.tolist() == ends
     assert result.next_offset.tolist() == (offset + lengths).tolist()
-
-
-def test_new_row_begins_after_an_end_of_sequence(engine: Engine) -> None:
-    result = embed(engine, TokenRequest(input_ids=rows_of([9]), outputs=("embeddings", *OUTPUT)))
-    assert np.array_equal(read(result), run(engine, [9], [END, END]))
-    assert result.next_context is not None
-    assert result.next_context.tolist() == [[END, 9]]
-
-
-def test_chunks_equal_a_single_pass(engine: Engine) -> None:
-    (ids,) = random_rows(40)
-    whole, found = run(engine, ids, [END, END]), []
-    context, offset = None, 0
-    for end in (1, 2, 5, 17, 40):
-        part = rows_of(ids[offset:end])
-        result = embed(engine, TokenRequest(input_ids=part, offset=np.array([offset]), context=context, outputs=OUTPUT))
-        assert result.next_context is not None
-        context, offset = TokenRows.of_array(result.next_context), end
-        found.append(read(result))
-    assert np.array_equal(np.concatenate(found), whole)
 
 
 @pytest.mark.parametrize("mask", [[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 1, 1], [0, 0, 0, 0, 0]])
@@ -115,7 +91,7 @@ def test_padding_is_no_part_of_a_history(mask: list[int], engine: Engine) -> Non
         context=rows_of([30, 31], [40, 41]),
         outputs=OUTPUT,
     )
-    result = embed(engine, request)
+    result = answer_of(engine, "ngrams", request)
     kept = [id_ for id_, one in zip(ids, mask, strict=True) if one]
     if kept:
         assert np.array_equal(read(result)[:5][real], run(engine, kept, [30, 31]))
@@ -130,19 +106,19 @@ def test_explicit_positions_need_a_context_beyond_the_first(engine: Engine) -> N
         rows = rows_of(*([5, 6, 7] for _ in first))
         return TokenRequest(input_ids=rows, position_ids=positions, outputs=OUTPUT, **further)
 
-    assert np.array_equal(read(embed(engine, request(0))), run(engine, [5, 6, 7], [END, END]))
-    found = read(embed(engine, request(4, 0, context=rows_of([8, 9], [END, END]))))
+    assert np.array_equal(read(answer_of(engine, "ngrams", request(0))), run(engine, [5, 6, 7], [END, END]))
+    found = read(answer_of(engine, "ngrams", request(4, 0, context=rows_of([8, 9], [END, END]))))
     assert np.array_equal(found[:3], run(engine, [5, 6, 7], [8, 9]))
     with pytest.raises(Invalid, match=r"^context: got nothing, .* since row 1 begins"):
-        embed(engine, request(0, 4))
+        answer_of(engine, "ngrams", request(0, 4))
     masked = request(4, attention_mask=rows_of([0, 0, 0]))
-    assert embed(engine, masked).next_context is not None
+    assert answer_of(engine, "ngrams", masked).next_context is not None
 
 
 def test_pooled_rows_use_their_history(engine: Engine) -> None:
     rows = random_rows(3, 5, 2)
     wanted: dict[str, Any] = {"input_ids": rows_of(*rows), "context": rows_of(*CONTEXTS), "outputs": OUTPUT}
-    found = embed(engine, TokenRequest(pooling="last", **wanted)).arrays["ngram_embeddings"]
+    found = answer_of(engine, "ngrams", TokenRequest(pooling="last", **wanted)).arrays["ngram_embeddings"]
     expected = [run(engine, row, context)[-1] for row, context in zip(rows, CONTEXTS, strict=True)]
     assert np.array_equal(found.reshape(3, LAYERS, WIDTH), np.stack(expected))
 
@@ -162,7 +138,7 @@ def test_micro_batch_keeps_each_history(engine: Engine) -> None:
 
 
 def test_other_outputs_need_no_context(engine: Engine) -> None:
-    result = embed(engine, TokenRequest(input_ids=rows_of([5, 6]), offset=np.array([9])))
+    result = answer_of(engine, "ngrams", TokenRequest(input_ids=rows_of([5, 6]), offset=np.array([9])))
     assert result.next_context is None
     model = engine.repository.get("ngrams")
     assert fast_path_of(engine, model, ("embeddings",), "float32", "native") is not None
@@ -193,5 +169,5 @@ ONE, TWO = {"input_ids": rows_of([5, 6])}, {"input_ids": rows_of([5], [6]), "out
 )
 def test_bad_requests_are_refused(engine: Engine, model: str, fields: dict[str, Any], field: str, got: str) -> None:
     with pytest.raises(Invalid) as refused:
-        embed(engine, TokenRequest(**fields), model)
+        answer_of(engine, model, TokenRequest(**fields))
     assert (refused.value.field, refused.value.got) == (field, got)

@@ -1,6 +1,5 @@
 """Vectors computed in memory of a client, a mapped file. Oracle: the same vectors in memory of the server."""
 
-import asyncio
 import os
 import secrets
 import signal
@@ -18,7 +17,7 @@ from preblock.service.engine.engine import Engine
 from preblock.service.runtime.fused_embedding import BUILT, guard_mapped_files
 from preblock.service.runtime.shared_memory import OpenRange, Region, RegionRange, SharedFile
 from tests.support.artifacts import copy_artifact
-from tests.support.engines import ask_engine, open_engine
+from tests.support.engines import answer_of, open_engine
 
 pytestmark = pytest.mark.skipif(not BUILT, reason="_fused_embedding.c was not built")
 WIDTH = 64
@@ -51,8 +50,7 @@ def file_of(region: Region) -> int:
 def tensor_of(engine: Engine, lengths: list[int], model: str = "gpt", dtype: str = "float32") -> ChunkedTensor:
     ids = np.random.default_rng(0).integers(8, 300, sum(lengths))
     request = TokenRequest(input_ids=TokenRows(ids, np.array(lengths)), chunks="sent", dtype=dtype)
-    answer = asyncio.run(ask_engine(engine, engine.repository.get(model), request))
-    tensor = answer.tensors["embeddings"]
+    tensor = answer_of(engine, model, request).tensors["embeddings"]
     assert isinstance(tensor, ChunkedTensor)
     return tensor
 

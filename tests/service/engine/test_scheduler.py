@@ -4,20 +4,13 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import httpx
 import pytest
-from fastapi import FastAPI
 
-from preblock.service.api.http import errors
-from preblock.service.api.http.routes import embed
-from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Unavailable
-from preblock.service.core.types import EmbedResult
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.runtime.session import INLINE_MAX_VALUES
-from tests.support.engines import ask_engine, live_settings, open_engine
+from tests.support.engines import live_settings
 
 LARGE = INLINE_MAX_VALUES + 1
 
@@ -113,20 +106,33 @@ def doubled(runs: list[list[int]]) -> Callable[[list[int]], list[int]]:
     return run
 
 
-def test_work_of_one_iteration_runs_as_one_batch(scheduler: Scheduler) -> None:
+HALF = INLINE_MAX_VALUES // 2
+BATCHES: list[tuple[list[tuple[str, int, int]], list[list[int]]]] = [
+    ([("a", 1, 1), ("b", 1, 2), ("a", 1, 3)], [[1, 3], [2]]),
+    ([("a", HALF, 1), ("a", HALF, 2), ("a", 1, 3), ("a", INLINE_MAX_VALUES, 4), ("a", 1, 5)], [[1, 2], [3], [4], [5]]),
+    ([("a", 1, 1), ("a", 1, 0), ("a", 1, 2)], [[0], [1], [1, 0, 2], [2]]),  # a failing one does not fail the others
+]
+"""Key, size and member of each request, and the runs."""
+
+
+@pytest.mark.parametrize(("asked", "ran"), BATCHES, ids=["keys", "sizes", "failure"])
+def test_work_of_one_iteration_runs_in_batches(
+    scheduler: Scheduler, asked: list[tuple[str, int, int]], ran: list[list[int]]
+) -> None:
     runs: list[list[int]] = []
     run = doubled(runs)
 
-    async def later() -> int:
-        await asyncio.sleep(0)
-        return await scheduler.run_batched("a", 1, 4, run)
+    async def scenario() -> list[int | BaseException]:
+        members = (scheduler.run_batched(key, size, member, run) for key, size, member in asked)
+        answers = await asyncio.gather(*members, return_exceptions=True)
+        assert await scheduler.run_batched("a", 1, 9, run) == 18
+        return answers
 
-    async def scenario() -> list[int]:
-        together = (scheduler.run_batched(key, 1, member, run) for key, member in (("a", 1), ("b", 2), ("a", 3)))
-        return await asyncio.gather(*together, later())
-
-    assert asyncio.run(scenario()) == [2, 4, 6, 8]
-    assert sorted(runs) == [[1, 3], [2], [4]]
+    answers = asyncio.run(scenario())
+    assert [isinstance(answer, ZeroDivisionError) or answer for answer in answers] == [
+        2 * member or True for _, _, member in asked
+    ]
+    assert sorted(runs) == [*ran, [9]]
 
 
 def test_single_request_does_not_wait_for_batch(scheduler: Scheduler) -> None:
@@ -163,70 +169,3 @@ def test_cancelled_request_does_not_affect_others(scheduler: Scheduler) -> None:
         runs: list[list[int]] = []
         asyncio.run(scenario(cancelled, runs))
         assert runs == [*ran, [9]]
-
-
-def test_failing_request_does_not_fail_its_batch(scheduler: Scheduler) -> None:
-    runs: list[list[int]] = []
-
-    async def scenario() -> list[int | BaseException]:
-        members = (scheduler.run_batched("a", 1, member, doubled(runs)) for member in (1, 0, 2))
-        return await asyncio.gather(*members, return_exceptions=True)
-
-    first, second, third = asyncio.run(scenario())
-    assert (first, third) == (2, 4)
-    assert isinstance(second, ZeroDivisionError)
-    assert runs == [[1, 0, 2], [1], [0], [2]]
-
-
-def test_batched_run_has_a_maximum_size(scheduler: Scheduler) -> None:
-    runs: list[list[int]] = []
-    sizes = [INLINE_MAX_VALUES // 2, INLINE_MAX_VALUES // 2, 1, INLINE_MAX_VALUES, 1]
-
-    async def scenario() -> None:
-        await asyncio.gather(
-            *(scheduler.run_batched("a", size, 1 + at, doubled(runs)) for at, size in enumerate(sizes))
-        )
-
-    asyncio.run(scenario())
-    assert runs == [[1, 2], [3], [4], [5]]
-
-
-def test_busy_server_rejects_large_and_serves_small_requests(tiny_repository: Path, scheduler: Scheduler) -> None:
-    body = b'{"input_ids": [[1, 2]]}'
-
-    async def scenario(app: FastAPI) -> None:
-        gate = threading.Event()
-        waiting = await occupy(scheduler, gate)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            large = await client.post("/models/gpt/embed", content=body.ljust(LARGE))
-            small = await client.post("/models/gpt/embed", content=body)
-            gate.set()
-            await asyncio.gather(*waiting)
-            later = await client.post("/models/gpt/embed", content=body.ljust(LARGE))
-        assert (large.status_code, small.status_code, later.status_code) == (503, 200, 200)
-        assert large.json()["detail"].startswith("the queue is full")
-        assert later.content == small.content
-
-    with open_engine(tiny_repository, scheduler) as engine:
-        app = FastAPI()
-        errors.install(app)
-        app.include_router(embed.router(embed.handler(engine)))
-        asyncio.run(scenario(app))
-
-
-def test_cancelled_request_does_not_change_other_responses(tiny_repository: Path) -> None:
-    with open_engine(tiny_repository, max_request_tokens=2**20, max_request_rows=2**20) as engine:
-        model = engine.repository.get("gpt")
-        requests = [read_embed({"input_ids": [[i % 7]] * 100_000}).request for i in range(4)]
-
-        async def scenario() -> list[object]:
-            tasks = [asyncio.create_task(ask_engine(engine, model, request)) for request in requests]
-            await asyncio.sleep(0)
-            tasks[1].cancel()
-            return await asyncio.gather(*tasks, return_exceptions=True)
-
-        for index, answer in enumerate(asyncio.run(scenario())):
-            assert isinstance(answer, asyncio.CancelledError if index == 1 else EmbedResult)
-            if isinstance(answer, EmbedResult):
-                alone = asyncio.run(ask_engine(engine, model, requests[index]))
-                assert answer.arrays["embeddings"].tobytes() == alone.arrays["embeddings"].tobytes()

@@ -118,11 +118,9 @@ def call(stub: Any, model: str, **metadata: str) -> str:
 def ask_everything(left_open: ExitStack, address: str, calls: str) -> None:
     ids = np.array([[1, 2], [3, 4]])
     with httpx.Client(base_url=address, timeout=30) as http:
-        for span in (1, 2):
-            headers = BYTES | parent(span, tracestate="vendor=told") | {"X-Request-Id": f"native-{span}"}
-            assert http.post(f"{EMBED}?shape=2,2", content=ids.tobytes(), headers=headers).status_code == 200
-        for span in (3, 4):
-            assert http.post(f"{EMBED}?shape=2000,3", content=MANY.tobytes(), headers=BYTES | parent(span)).is_success
+        headers = BYTES | parent(1, tracestate="vendor=told") | {"X-Request-Id": "native-1"}
+        assert http.post(f"{EMBED}?shape=2,2", content=ids.tobytes(), headers=headers).status_code == 200
+        assert http.post(f"{EMBED}?shape=2000,3", content=MANY.tobytes(), headers=BYTES | parent(3)).is_success
         http.post(EMBED, json={"input_ids": [[1]]}, headers={"X-Request-Id": "alone"})
         newest = EMBED.replace("/embed", "/versions/1/embed")
         assert http.post(newest, json={"input_ids": [[7]]}, headers=parent(5)).status_code == 422
@@ -134,8 +132,6 @@ def ask_everything(left_open: ExitStack, address: str, calls: str) -> None:
         for wrong in ("", "ff", f"00-{0:032x}-{1:016x}-01"):
             http.get("/models", headers={"traceparent": wrong, "X-Request-Id": "wrong"})
         http.get("/models", headers=parent(10, tracestate="=,wrong\t,,", baggage="%%%"))
-        text = {"model": "bert", "input": "a b", "pooling": "mean"}
-        assert http.post("/v1/embeddings", json=text, headers=parent(11)).status_code == 200
         wanted = parent(12, Accept="text/event-stream")
         events = http.post("/models/gpt/decode", json={"input_ids": [1, 2, 3], "chunk": 1}, headers=wanted)
         assert events.text.count("id: ") == 3

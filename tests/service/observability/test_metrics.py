@@ -1,10 +1,19 @@
-"""Counters of one process. Oracle: prometheus-client's own parser."""
+"""Counters of one process, metrics of processes and the build. Oracles: prometheus-client, and proc(5)."""
 
 import asyncio
 import gc
+import os
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
 
+import httpx
 import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from preblock.service.core.errors import Invalid, NotFound
 from preblock.service.engine.admission import Admission, Limits
@@ -12,8 +21,12 @@ from preblock.service.observability.context import CURRENT_REQUEST, RequestConte
 from preblock.service.observability.instruments import BUCKETS_SECONDS, MAX_BATCH_LABEL
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
+from preblock.service.observability.process_metrics import read_usage, remove_dead_gauges, version_of
 from tests.support.engines import live_settings
+from tests.support.processes import fork_servers, status_bytes, workers
 from tests.support.scrapes import Samples, samples_of
+from tests.support.servers import Server, serve
+from tests.support.waiting import wait_until
 
 
 def samples(metrics: Metrics) -> Samples:
@@ -76,13 +89,6 @@ def test_request_duration_falls_into_histogram_buckets() -> None:
     assert {float(bound) for bound in bounds} == {*BUCKETS_SECONDS, float("inf")}
 
 
-def test_skipped_stages_take_no_time() -> None:
-    metrics = Metrics()
-    with admission(metrics).request("native") as record:
-        record.select("m", 1)
-    assert 0 <= samples(metrics)["preblock_request_decode_seconds_total", "native"] < 60
-
-
 def test_records_are_summed_by_model_and_batch() -> None:
     metrics, now = Metrics(), time.perf_counter()
     many = MAX_BATCH_LABEL + 1
@@ -116,15 +122,83 @@ def test_records_are_summed_by_model_and_batch() -> None:
     assert samples(metrics) == found
 
 
-def test_stream_gauge_counts_only_open_streams() -> None:
-    metrics = Metrics()
+OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 
-    def gauge() -> float:
-        return samples(metrics)["preblock_streams_open",]
 
-    with metrics.stream(), metrics.stream():
-        assert gauge() == 2
-    assert gauge() == 0
-    with pytest.raises(ZeroDivisionError), metrics.stream():
-        raise ZeroDivisionError
-    assert gauge() == 0
+@pytest.fixture(scope="module", params=["1", "2"])
+def running(request: pytest.FixtureRequest, tiny_repository: Path) -> Iterator[Server]:
+    with serve(tiny_repository, "--workers", request.param) as server:
+        pid = server.pid
+        wait_until(lambda: len(workers(pid)) == (int(request.param) if request.param != "1" else 0))
+        httpx.post(f"{server.address}/models/gpt/embed", json={"input_ids": [1]}).raise_for_status()
+        yield server
+
+
+def families(server: Server) -> dict[str, Metric]:
+    answer = httpx.get(f"{server.address}/metrics", headers=OPENMETRICS)
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+    return {family.name: family for family in text_string_to_metric_families(answer.text)}  # type: ignore[no-untyped-call]
+
+
+def processes(server: Server) -> list[int]:
+    pid = server.pid
+    return [pid, *fork_servers(pid), *workers(pid)]
+
+
+def test_process_metrics_are_summed_over_processes(running: Server) -> None:
+    wait_until(lambda: families(running)["process_max_fds"].samples[0].value % len(processes(running)) == 0)
+    found = samples_of(httpx.get(f"{running.address}/metrics").text)
+    resident = sum(status_bytes(pid, "VmRSS") for pid in processes(running))
+    assert found["process_resident_memory_bytes",] == pytest.approx(resident, rel=0.2)
+    virtual = sum(status_bytes(pid, "VmSize") for pid in processes(running))
+    assert found["process_virtual_memory_bytes",] == pytest.approx(virtual, rel=0.2)
+    fds = sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in processes(running))
+    assert found["process_open_fds",] == pytest.approx(fds, abs=10)
+    assert 0 < found["process_cpu_seconds_total",] < 600
+    assert time.time() - 600 < found["process_start_time_seconds",] < time.time()
+
+
+def test_build_info_states_the_versions(running: Server) -> None:
+    (build,) = families(running)["preblock_build"].samples
+    assert build.name == "preblock_build_info"
+    assert build.value == 1
+    assert build.labels["version"] == version("preblock")
+    assert build.labels["onnxruntime_version"] == version("onnxruntime")
+
+
+def test_openmetrics_has_units_and_no_created_series(running: Server) -> None:
+    units = {name: family.unit for name, family in families(running).items()}
+    assert units["preblock_request_duration_seconds"] == "seconds"
+    assert units["preblock_request_bytes"] == units["process_resident_memory_bytes"] == "bytes"
+    assert all(name.endswith(f"_{unit}") for name, unit in units.items() if unit)
+    assert all(unit for name, unit in units.items() if name.endswith(("_seconds", "_bytes")))
+    for headers in ({}, OPENMETRICS):
+        assert "_created" not in httpx.get(f"{running.address}/metrics", headers=headers).text
+
+
+def test_usage_of_ended_process_is_none() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert read_usage(ended.pid) is None
+    usage = read_usage(os.getpid())
+    assert usage is not None
+    assert usage.resident_bytes == pytest.approx(status_bytes(os.getpid(), "VmRSS"), rel=0.1)
+    assert usage.open_fds > 2
+
+
+def test_version_of_returns_first_installed_package() -> None:
+    assert version_of("a-package-that-is-not-installed", "numpy") == version("numpy")
+    assert version_of("a-package-that-is-not-installed") == ""
+
+
+def test_gauges_of_dead_workers_are_removed_but_not_counters(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for pid in (ended.pid, os.getpid()):
+        for kind in ("gauge_livesum", "counter"):
+            (tmp_path / f"{kind}_{pid}.db").touch()
+    remove_dead_gauges(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *(f"counter_{pid}.db" for pid in (ended.pid, os.getpid())),
+        f"gauge_livesum_{os.getpid()}.db",
+    }

@@ -1,56 +1,9 @@
-"""Calls of any shape, and the chunks of large ones. Oracle: the plain graph in a bare onnxruntime."""
-
-from pathlib import Path
+"""Chunks of large calls."""
 
 import numpy as np
-import onnxruntime
 import pytest
-from numpy.typing import NDArray
 
-from preblock.service.artifacts.names import EMBEDDINGS
-from preblock.service.runtime.model import TokenModel, split_feeds
-from preblock.service.runtime.providers import CPU
-from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.session import SLOW_ON_CPU
-
-Offset = NDArray[np.int64]
-
-
-@pytest.fixture(scope="module")
-def models(model_repository: Path) -> Repository:
-    return Repository(model_repository, CPU, 1)
-
-
-def feeds_of(model: TokenModel, shape: tuple[int, int], offset: Offset) -> dict[str, NDArray[np.int64]]:
-    generator = np.random.default_rng(0)
-    limits = {"input_ids": model.manifest.vocab_size, **model.manifest.indices}
-    return {name: generator.integers(0, limit, shape) for name, limit in limits.items()} | {"offset": offset}
-
-
-@pytest.mark.parametrize("name", ["gpt2-small", "minilm"])
-@pytest.mark.parametrize(
-    ("shape", "offset"),
-    [
-        ((20, 300), np.array([5])),
-        ((18, 256), np.arange(18)),
-        ((4177, 1), np.arange(4177) % 300),
-        ((3, 5), np.array([5])),
-        ((0, 5), np.array([5])),
-        ((5, 0), np.array([5])),
-    ],
-)
-def test_call_of_any_shape_equals_plain_graph(
-    models: Repository, name: str, shape: tuple[int, int], offset: Offset
-) -> None:
-    model = models.get(name)
-    bare = onnxruntime.InferenceSession(
-        models.root / name / "1" / "model.onnx", providers=[CPU], disabled_optimizers=SLOW_ON_CPU
-    )
-    feeds = feeds_of(model, shape, offset)
-    (expected,) = bare.run([EMBEDDINGS], {node.name: feeds[node.name] for node in bare.get_inputs()})
-    found = model.run(feeds, (EMBEDDINGS,))[EMBEDDINGS]
-    assert np.array_equal(found, expected)
-    assert found.flags.c_contiguous
+from preblock.service.runtime.model import split_feeds
 
 
 @pytest.mark.parametrize(

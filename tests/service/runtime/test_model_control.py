@@ -5,19 +5,15 @@ import errno
 import gc
 import os
 import shutil
-import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from preblock.service.artifacts.names import GRAPH
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
-from preblock.service.runtime import model_control
 from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
@@ -30,8 +26,7 @@ from preblock.service.runtime.worker_states import (
     write_desired,
 )
 from tests.support.artifacts import copy_artifact, make_repository
-from tests.support.servers import serve
-from tests.support.waiting import wait_until
+from tests.support.event_loops import WaitedTimeLoop
 
 
 @pytest.fixture
@@ -43,7 +38,8 @@ def states(repository: Repository) -> dict[tuple[str, int], str]:
     return {(state.name, state.version): state.state for state in repository.index()}
 
 
-def test_new_version_is_opened_beside_others(root: Path) -> None:
+def test_new_version_is_opened_beside_others(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "preblock.service.runtime.repository")
     repository = Repository(root, CPU, 1)
     before = repository.get("gpt")
     assert repository.refresh() == []
@@ -53,6 +49,12 @@ def test_new_version_is_opened_beside_others(root: Path) -> None:
     assert repository.get("gpt").version == 2
     assert repository.get("gpt", "1") is before
     assert states(repository) == dict.fromkeys([("bert", 1), ("gpt", 1), ("gpt", 2)], "READY")
+    for file in (root / "gpt/2").iterdir():
+        file.touch()
+    for loaded in (None, {"bert"}):
+        repository.refresh(loaded)
+    changes = ["2 loaded", "2 replaced", "1 unloaded", "2 unloaded"]
+    assert caplog.messages[-4:] == [f"model gpt version {change}" for change in changes]
 
 
 def test_broken_new_version_keeps_old_one_serving(root: Path) -> None:
@@ -109,38 +111,50 @@ def test_unreadable_repository_changes_nothing(root: Path, empty: bool) -> None:
     assert set(states(repository).values()) == {"READY"}
 
 
-def test_refresh_after_a_system_error_opens_all_new_versions(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository = Repository(root, CPU, 1)
-    for name in ("gpt/2", "gpt/3", "gpt/4"):
+class Lacking(Repository):
+    """Cannot open version 2 of `gpt` while it makes errors."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, CPU, 1)
+        self.make_error: Callable[[], Exception] | None = None
+        fail: Any = self._open_or_fail
+        self._open, self._load = self._load, fail
+
+    def _open_or_fail(self, name: str, version: int, *rest: Any) -> Any:
+        if self.make_error is not None and (name, version) == ("gpt", 2):
+            raise self.make_error()
+        return self._open(name, version, *rest)
+
+
+@pytest.mark.parametrize(
+    ("make_error", "reason", "is_tried_again"),
+    [
+        (lambda: OSError(errno.EMFILE, "Too many open files"), "gpt/2 cannot be opened now: too little", True),
+        (lambda: PermissionError(errno.EACCES, "No permission", "a"), "gpt/2/a cannot be read: no permission", False),
+    ],
+)
+def test_refresh_after_a_system_error_opens_other_versions(
+    root: Path, make_error: Callable[[], OSError], reason: str, is_tried_again: bool
+) -> None:
+    repository = Lacking(root)
+    for name in ("gpt/2", "gpt/3"):
         shutil.copytree(root / "gpt/1", root / name)
-    load = repository._load
-
-    def fail_for_one(name: str, version: int, *rest: Any) -> Any:
-        if version == 3:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return load(name, version, *rest)
-
-    monkeypatch.setattr(repository, "_load", fail_for_one)
-    assert [change.version for change in repository.refresh()] == [2, 3, 4]
-    assert repository.versions("gpt") == [1, 2, 4]
-    assert repository.lacking == {"gpt"}
-    monkeypatch.undo()
-    (change,) = repository.refresh()
-    assert (change.version, change.state) == (3, "READY")
+    repository.make_error = make_error
+    changes = {change.version: change.reason for change in repository.refresh()}
+    assert (changes[2].startswith(reason), changes[3]) == (True, ""), changes
+    assert repository.versions("gpt") == [1, 3]
+    assert repository.lacking == ({"gpt"} if is_tried_again else set())
+    repository.make_error = None
+    assert [(change.version, change.state) for change in repository.refresh()] == [(2, "READY")] * is_tried_again
     assert not repository.lacking
-    assert repository.versions("gpt") == [1, 2, 3, 4]
-    assert set(states(repository).values()) == {"READY"}
 
 
-def test_other_models_change_while_one_lacks_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository = Repository(root, CPU, 1)
+def test_other_models_change_while_one_lacks_memory(root: Path) -> None:
+    repository = Lacking(root)
     shutil.copytree(root / "gpt/1", root / "gpt/2")
-    load, dropped = repository._load, weakref.ref(repository.get("bert"))
-
-    def fail_for_one(name: str, version: int, *rest: Any) -> Any:
-        if (name, version) == ("gpt", 2):
-            raise RuntimeError("Failed to allocate memory for requested buffer of size 4096")  # as onnxruntime says
-        return load(name, version, *rest)
+    dropped = weakref.ref(repository.get("bert"))
+    # As onnxruntime says it.
+    repository.make_error = lambda: RuntimeError("Failed to allocate memory for requested buffer of size 4096")
 
     async def change() -> None:
         control = ModelControl(repository, "explicit", 1)
@@ -151,34 +165,17 @@ def test_other_models_change_while_one_lacks_memory(root: Path, monkeypatch: pyt
         assert dropped() is None  # an error may hold frames, and these the models
         await control.load("bert")
         following = asyncio.create_task(control.run())
-        monkeypatch.undo()
+        repository.make_error = None
         while repository.versions("gpt") != [1, 2]:
             await asyncio.sleep(0.05)
         following.cancel()
 
-    monkeypatch.setattr(repository, "_load", fail_for_one)
     asyncio.run(asyncio.wait_for(change(), 60))
 
 
-def test_version_without_permission_is_not_tried_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository = Repository(root, CPU, 1)
-    shutil.copytree(root / "gpt/1", root / "gpt/2")
-
-    def fail(*_: Any) -> Any:
-        raise PermissionError(errno.EACCES, "Permission denied", "model.onnx.data")
-
-    monkeypatch.setattr(repository, "_load", fail)
-    (change,) = repository.refresh()
-    assert change.reason == "gpt/2/model.onnx.data cannot be read: permission denied"
-    assert not repository.lacking
-    monkeypatch.undo()
-    assert repository.refresh() == []
-
-
-@pytest.mark.parametrize("mode", ["none", "poll"])
-def test_model_change_requires_explicit_mode(root: Path, mode: str) -> None:
-    control = ModelControl(Repository(root, CPU, 1), mode, 1)  # type: ignore[arg-type]
-    with pytest.raises(Forbidden, match=f"by request: model_control is {mode}, not explicit"):
+def test_model_change_requires_explicit_mode(root: Path) -> None:
+    control = ModelControl(Repository(root, CPU, 1), "poll", 1)
+    with pytest.raises(Forbidden, match="by request: model_control is poll, not explicit"):
         asyncio.run(control.unload("gpt"))
 
 
@@ -209,47 +206,6 @@ def test_models_are_loaded_and_unloaded_by_request(root: Path, tmp_path: Path, s
         following.cancel()
 
     asyncio.run(change())
-
-
-@contextmanager
-def asking(address: str, versions: set[int], failures: list[str]) -> Iterator[None]:
-    """Ask for vectors all the while, from two threads."""
-    done = threading.Event()
-
-    def ask() -> None:
-        with httpx.Client(base_url=address, timeout=60) as client:
-            while not done.is_set():
-                try:
-                    answer = client.post("/models/gpt/embed", json={"input_ids": [1, 2]})
-                    answer.raise_for_status()
-                    versions.add(answer.json()["version"])
-                    done.wait(0.01)  # starting workers need processors too
-                except httpx.HTTPError as error:
-                    failures.append(repr(error))
-
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    yield
-    done.set()
-    for thread in threads:
-        thread.join()
-
-
-def test_folder_changes_cause_no_failed_request(root: Path) -> None:
-    options = {"PREBLOCK_MODEL_POLL_INTERVAL_SECONDS": "0.1", "PREBLOCK_WORKERS": "2"}
-    versions: set[int] = set()
-    failures: list[str] = []
-    with serve(root, "--model-control", "poll", **options) as server:
-        with asking(server.address, versions, failures):
-            wait_until(lambda: versions == {1})
-            folder = copy_artifact("gpt-again", root, "gpt")
-            wait_until(lambda: versions == {1, 2})
-            versions.clear()
-            shutil.rmtree(folder)
-            wait_until(lambda: 1 in versions)
-        assert failures == []
-        assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
 
 
 def test_load_overtaken_by_unload_raises_no_error(root: Path) -> None:
@@ -294,14 +250,14 @@ def test_model_that_another_worker_lacks_is_named(worker: tuple[ModelControl, Pa
     asyncio.run(control.load("bert"))
 
 
-def test_change_that_a_worker_does_not_apply_is_late(
-    worker: tuple[ModelControl, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_change_that_a_worker_does_not_apply_is_late(worker: tuple[ModelControl, Path]) -> None:
     control, shared = worker
     applied_file(shared, os.getppid()).write_text(AppliedState().model_dump_json())
-    monkeypatch.setattr(model_control, "FOLLOW_TIMEOUT_SECONDS", 0.1)
-    with pytest.raises(Unavailable, match="1 workers have not applied the change of 'gpt' yet"):
-        asyncio.run(control.unload("gpt"))
+    with (
+        asyncio.Runner(loop_factory=WaitedTimeLoop) as runner,
+        pytest.raises(Unavailable, match="1 workers have not applied the change of 'gpt' yet"),
+    ):
+        runner.run(control.unload("gpt"))
 
 
 def test_worker_follows_on_after_errors_of_folders(

@@ -5,7 +5,7 @@ import json
 import socket
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -52,12 +52,6 @@ def rest(stream: socket.socket) -> bytes:
     return b"".join(iter(lambda: stream.recv(2**16), b""))
 
 
-def received(stream: socket.socket) -> bytes:
-    """Return input that has arrived."""
-    stream.setblocking(False)
-    return stream.recv(2**16)
-
-
 def test_paused_body_gets_408_on_each_path(hasty: Server) -> None:
     with ExitStack() as stack:
         began = time.monotonic()
@@ -78,38 +72,32 @@ def test_held_head_without_body_gets_408(hasty: Server) -> None:
         assert client.answer()[0] == 408
 
 
-def answers_to_steps(
-    server: Server, steps: list[tuple[bytes, ...]], pause: float, read: Callable[[socket.socket], bytes]
-) -> list[bytes]:
-    """Return the answers to the bytes of some clients, sent with a pause after each step, by `read` at the end.
-
-    After each step the server also answers another client. If a step takes nearly as long as a body may pause, because
-    the machine is busy, its pauses prove nothing, and all begins again.
-    """
-    for _ in range(20):
-        with ExitStack() as stack:
-            streams = [stack.enter_context(dial(server.address)) for _ in steps[0]]
-            began, longest = time.monotonic(), 0.0
-            for step in steps:
-                for stream, part in zip(streams, step, strict=True):
-                    with suppress(ConnectionError):  # it has been refused
-                        stream.sendall(part)
-                time.sleep(pause)
-                assert httpx.get(f"{server.address}/livez", timeout=60).status_code == 200
-                longest, began = max(longest, time.monotonic() - began), time.monotonic()
-            if longest < 0.8 * SECONDS:
-                return [read(stream) for stream in streams]
-    raise AssertionError("the machine is too busy for short pauses")
-
-
 def test_trickled_bodies_are_closed(hasty: Server) -> None:
     """Each pause is short, and the answer is there before the last byte."""
-    begin = tuple(
-        HALF[name].replace(b"Content-Length: ", b"Content-Length: 9").replace(b"\r\n12\r\n", b"\r\nff\r\n")
-        for name in ("tensors", "chunk", "application")
-    )
-    steps = [begin, *[(b" ",) * len(begin)] * round(2 * SECONDS / 0.1)]
-    assert [answer.endswith(LATE) for answer in answers_to_steps(hasty, steps, 0.1, received)] == [True] * 3
+    with ExitStack() as stack:
+        streams = [stack.enter_context(dial(hasty.address)) for _ in range(3)]
+        for stream, name in zip(streams, ("tensors", "chunk", "application"), strict=True):
+            longer = HALF[name].replace(b"Content-Length: ", b"Content-Length: 9")
+            stream.sendall(longer.replace(b"\r\n12\r\n", b"\r\nff\r\n"))
+        end = time.monotonic() + 2 * SECONDS
+        while time.monotonic() < end:
+            time.sleep(0.1)
+            for stream in streams:
+                with suppress(ConnectionError):  # it has been refused
+                    stream.sendall(b" ")
+        for stream in streams:
+            stream.setblocking(False)
+            assert stream.recv(2**16).endswith(LATE)
+
+
+def test_empty_line_does_not_start_header_timeout(hasty: Server) -> None:
+    with RawConnection(hasty.address) as client:
+        for _ in range(3):
+            assert client.ask(WHOLE)[0] == 200
+        client.send(b"\r\n", WHOLE)
+        assert client.answer()[0] == 200
+        time.sleep(1.5)
+        assert client.ask(WHOLE)[0] == 200
 
 
 def test_unread_body_of_answered_request_is_closed(hasty: Server) -> None:
@@ -132,9 +120,20 @@ def slow_parts(*headers: tuple[str, str]) -> list[bytes]:
 
 
 def test_slow_uploads_are_answered(hasty: Server) -> None:
+    """Each pause is short; on a busy machine one may become too long, and proves nothing."""
     requests = [slow_parts(), slow_parts(("Content-Encoding", "identity")), slow_parts(*CHUNKED.items())]
-    steps = [*zip(*requests, strict=True)]
-    assert [answer[:13] for answer in answers_to_steps(hasty, steps, 0.3 * SECONDS, rest)] == [b"HTTP/1.1 200 "] * 3
+
+    def upload() -> list[bytes]:
+        with ExitStack() as stack:
+            streams = [stack.enter_context(dial(hasty.address)) for _ in requests]
+            for parts in zip(*requests, strict=True):
+                for stream, part in zip(streams, parts, strict=True):
+                    with suppress(ConnectionError):
+                        stream.sendall(part)
+                time.sleep(0.3 * SECONDS)
+            return [rest(stream)[:13] for stream in streams]
+
+    assert any(upload() == [b"HTTP/1.1 200 "] * 3 for _ in range(5))
 
 
 def test_lines_of_stream_may_pause(hasty: Server) -> None:

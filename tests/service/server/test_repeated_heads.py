@@ -3,13 +3,9 @@
 Oracle: the answers to the same requests on connections of their own.
 """
 
-import asyncio
-import dataclasses
 import gc
 import re
 import shutil
-import time
-from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import cache
 from itertools import pairwise
@@ -24,10 +20,7 @@ import tests.support.profiles  # noqa: F401
 from preblock.service.app import create_app
 from preblock.service.core.settings import Settings
 from preblock.service.observability.context import RequestContext
-from preblock.service.server.http_connection import HttpConnection
-from preblock.service.server.read_scheduler import ReadTurns
 from preblock.service.server.run import configure
-from preblock.service.server.uvicorn_bridge import ConnectionFactory, ServerState
 from tests.support.artifacts import copy_artifact
 from tests.support.connections import RawConnection, http_request
 from tests.support.servers import Server, live_server, serve
@@ -35,7 +28,6 @@ from tests.support.waiting import wait_until
 
 BYTES = "application/octet-stream"
 EMBED = "/models/gpt/embed"
-VOCABULARY = 50
 WIDTH = 4
 """Of the tiny `gpt`."""
 
@@ -58,20 +50,6 @@ def alone(address: str, sent: bytes) -> tuple[int, bytes]:
     return status, re.sub(rb'"request_id":"[^"]*"', b"", body)
 
 
-@pytest.mark.parametrize("length", [1, 600])
-@pytest.mark.parametrize("apart", [1, 2])
-def test_body_in_parts_gets_its_own_response(address: str, length: int, apart: int) -> None:
-    asked = [request(*np.random.default_rng(seed).integers(0, VOCABULARY, length)) for seed in range(6)]
-    expected = [alone(address, sent) for sent in asked]
-    begin = asked[0].index(b"\r\n\r\n") + 4
-    with RawConnection(address) as client:
-        found = []
-        for sent in asked:
-            client.send(sent[:begin], *([sent[begin:]] if apart == 1 else [sent[begin:-3], sent[-3:]]))
-            found.append(client.answer())
-    assert [(status, body) for status, _, body in found] == expected
-
-
 def test_empty_lines_are_not_a_head(address: str) -> None:
     sent = request(1, 2)
     size = len(np.array([1, 2]).tobytes())
@@ -81,30 +59,6 @@ def test_empty_lines_are_not_a_head(address: str) -> None:
             assert client.answer()[0] == 200
         client.send(b"\r\n\r\n" + bytes(size))
         assert client.answer()[0] == 400
-
-
-@pytest.mark.parametrize("ids", [(1, 2), range(40)])
-def test_repeated_request_may_be_interleaved_with_others(address: str, ids: Iterable[int]) -> None:
-    sent, other, health = request(*ids), request(3), b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    expected = {each: alone(address, each)[1] for each in (sent, other, health)}
-    with RawConnection(address) as client:
-        for between in ([], [other], [health], [sent], [sent, sent], [health, other], [sent, health, sent]):
-            assert client.ask(sent)[2] == expected[sent]
-            for _ in range(3):
-                client.send(b"".join([*between, sent]))
-                assert [client.answer()[2] for _ in [*between, sent]] == [expected[each] for each in [*between, sent]]
-            client.send(b"\r\n", sent)  # allowed before a request (RFC 9112, section 2.2)
-            assert client.answer()[2] == expected[sent]
-
-
-def test_request_split_at_any_byte_is_answered(address: str) -> None:
-    sent = request(1, 2)
-    expected = alone(address, sent)[1]
-    with RawConnection(address) as client:
-        for end in range(1, len(sent)):
-            assert client.ask(sent)[2] == expected
-            client.send(sent[:end], sent[end:])
-            assert client.answer()[2] == expected
 
 
 def chunked(*ids: int) -> bytes:
@@ -184,20 +138,6 @@ def test_request_inside_another_is_not_executed(address: str, begin: bytes, end:
         assert client.ask(INNER)[0] == 200
 
 
-def test_changed_rate_applies_to_each_client_behind_proxy(tiny_repository: Path, tmp_path: Path) -> None:
-    config = tmp_path / "preblock.toml"
-    config.write_text("")
-    options = "--config-file", str(config), "--trusted-proxies", "127.0.0.1"
-    with serve(tiny_repository, *options) as server, RawConnection(server.address) as client:
-        clients = [request(1, 2, **{"X-Forwarded-For": f"192.0.2.{number}"}) for number in range(2)]
-        assert [client.ask(sent)[0] for sent in clients for _ in range(5)] == [200] * 10
-        config.write_text("rate_limit_per_second = 4\n")
-        wait_until(lambda: client.ask(clients[0])[0] != 200)
-        time.sleep(1)  # then all of them may ask as often as they like, for a second
-        for sent in clients:
-            assert [client.ask(sent)[0] for _ in range(6)] == [200] * 4 + [429] * 2
-
-
 def test_ipv4_proxy_of_an_ipv6_server_is_trusted(tiny_repository: Path) -> None:
     """Its address is `::ffff:127.0.0.1` there. The limit tells the clients apart."""
     options = "--host", "::", "--trusted-proxies", "127.0.0.0/8", "--rate-limit-per-second", "0.01"
@@ -210,20 +150,6 @@ def test_ipv4_proxy_of_an_ipv6_server_is_trusted(tiny_repository: Path) -> None:
                 proxied = {"X-Forwarded-For": f"198.51.100.{number}"}
                 sent = http_request("/models/gpt/positions", headers=proxied, method="GET")
                 assert [client.ask(sent)[0] for _ in range(2)] == [200, 429]
-
-
-def test_empty_line_does_not_start_header_timeout(tiny_repository: Path) -> None:
-    sent = request(1, 2)
-    with (
-        serve(tiny_repository, "--header-timeout-seconds", "1") as server,
-        RawConnection(server.address) as client,
-    ):
-        for _ in range(3):
-            assert client.ask(sent)[0] == 200
-        client.send(b"\r\n", sent)
-        assert client.answer()[0] == 200
-        time.sleep(1.5)
-        assert client.ask(sent)[0] == 200
 
 
 def test_new_version_answers_until_removed(tmp_path: Path) -> None:
@@ -243,69 +169,6 @@ def test_new_version_answers_until_removed(tmp_path: Path) -> None:
         wait_until(lambda: is_answered_by(2))
         shutil.rmtree(tmp_path / "gpt" / "2")
         wait_until(lambda: is_answered_by(1))
-
-
-def test_header_block_is_not_reused_for_the_next_request(address: str) -> None:
-    sent = request(1, 2)
-    body = sent.partition(b"\r\n\r\n")[2]
-    other = NOWHERE + b"Content-Length: %d\r\n\r\n" % len(body)
-    with RawConnection(address) as client:
-        for _ in range(2):
-            assert client.ask(sent)[0] == 200
-        for _ in range(3):
-            client.send(other, body + sent)
-            assert [client.answer()[0] for _ in range(2)] == [404, 200]
-            assert client.ask(other + body)[0] == 404
-
-
-class HeldTurns(ReadTurns):
-    """Reads no large input until it is released."""
-
-    held = True
-
-    def read(self) -> None:
-        if not self.held:
-            super().read()
-
-
-def test_held_head_is_read_once_at_shutdown(tiny_repository: Path) -> None:
-    """Its body waits for a turn when the shutdown begins."""
-    ids = np.ones((1000, 3), np.int64)
-    sent = http_request(f"{EMBED}?shape=1000,3", ids.tobytes(), {"Content-Type": BYTES, "Accept": BYTES})
-    head_size = sent.index(b"\r\n\r\n") + 4
-
-    async def run() -> list[bytes]:
-        loop, settings = asyncio.get_running_loop(), Settings(repository=tiny_repository)
-        config, turns = configure(settings, create_app(settings)), HeldTurns(loop)
-        config.load()
-        shared = ConnectionFactory(HttpConnection, settings).share(config, ServerState(), {})
-        connections: list[HttpConnection] = []
-
-        def connect() -> HttpConnection:
-            connections.append(HttpConnection(dataclasses.replace(shared, turns=turns)))
-            return connections[-1]
-
-        server = await loop.create_server(connect, "127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        answers: list[bytes] = []
-        for number in range(3):
-            turns.held = number == 2
-            writer.write(sent[:head_size])
-            await asyncio.sleep(0.05)
-            writer.write(sent[head_size:-8])
-            await asyncio.sleep(0.05)
-            if turns.held:
-                connections[0].shutdown()
-                turns.held = False
-                turns.read()
-            writer.write(sent[-8:])
-            answers.append((await reader.readuntil(b"\r\n\r\n"))[:12])
-            await reader.readexactly(ids.size * WIDTH * 4)
-        writer.close()
-        server.close()
-        return answers
-
-    assert asyncio.run(run()) == [b"HTTP/1.1 200"] * 3
 
 
 def test_idle_connection_keeps_no_request(wide_repository: Path) -> None:

@@ -1,14 +1,22 @@
-"""Any ASGI application behind the bridge. Oracle: uvicorn with its own HTTP protocol, byte for byte."""
+"""Any ASGI application behind the bridge, and the application in starlette's client.
+
+Oracles: uvicorn with its own HTTP protocol, byte for byte, and the answers to GET. Servers of others run it in
+tests/e2e/test_asgi_servers.py.
+"""
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
 
 import pytest
 import uvicorn
+from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
+from preblock.service.app import create_app
 from preblock.service.core.settings import Settings
 from preblock.service.server.run import configure
 from preblock.service.server.uvicorn_bridge import STARTUP_FAILURE, Server
@@ -106,15 +114,6 @@ def test_error_after_response_does_not_end_the_next(addresses: list[str]) -> Non
             assert stream.ask(b"GET /" + kind + HEAD + b"\r\n")[0] == 200
 
 
-def test_http_1_0_connection_is_kept_until_a_close(addresses: list[str]) -> None:
-    kept = b" HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
-    with RawConnection(addresses[0]) as stream:
-        heads = [stream.ask(b"GET /" + kind + kept)[1].lower() for kind in (b"length", b"slow", b"error")]
-        assert ["connection: keep-alive" in head for head in heads] == [True, True, False]
-        assert "connection: close" in heads[2]
-        assert stream.file.read() == b""
-
-
 @pytest.mark.parametrize("version", ["0.9", "1.0"])
 def test_response_without_length_ends_by_close(addresses: list[str], version: str) -> None:
     received = answers(addresses[0], f"GET /unknown HTTP/{version}\r\nConnection: keep-alive\r\n\r\n".encode())
@@ -131,3 +130,49 @@ def test_application_that_does_not_start_ends_the_server() -> None:
     with pytest.raises(SystemExit) as ended:
         Server(configure(Settings(port=0), broken), 1).run(sockets=[])
     assert ended.value.code == STARTUP_FAILURE
+
+
+GETS = (
+    *("/", "/livez", "/readyz", "/metrics", "/docs", "/openapi.json"),
+    *("/models", "/models/gpt", "/models/gpt/versions/1"),
+    *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/gpt", "/v2/models/gpt/ready", "/v2/models/gpt/stats"),
+    *("/v2/models/gpt/versions/1", "/v1/models"),
+)
+FILE = "/docs/static/swagger-ui.css"
+
+
+@pytest.fixture(scope="module")
+def client(wide_repository: Path) -> Iterator[TestClient]:
+    with TestClient(create_app(Settings(repository=wide_repository))) as client:
+        yield client
+
+
+def test_head_has_the_headers_of_get(client: TestClient) -> None:
+    """The metrics change between two requests, and so does their length."""
+    for path in GETS:
+        varying = {"x-request-id", *(["content-length"] if path in ("/metrics", "/v2/models/gpt/stats") else [])}
+        head, get = client.head(path), client.get(path)
+        assert (head.status_code, head.content, get.status_code) == (200, b"", 200), path
+        assert head.headers.keys() == get.headers.keys()
+        assert all(head.headers[name] == get.headers[name] for name in get.headers.keys() - varying), path
+
+
+def test_options_lists_allowed_methods(client: TestClient) -> None:
+    for path, allow in (
+        ("/", "GET, HEAD, POST, OPTIONS"),
+        *((path, "GET, HEAD, OPTIONS") for path in ("/livez", "/docs", "/models/gpt", "/v2/health/ready", FILE)),
+        *((path, "POST, OPTIONS") for path in ("/models/gpt/embed", "/v1/embeddings", "/v2/models/gpt/infer")),
+    ):
+        answer = client.options(path)
+        assert (answer.status_code, answer.headers["Allow"], answer.content) == (204, allow, b""), path
+
+
+@pytest.mark.parametrize("lifespan", [True, False])
+def test_server_without_lifespan_is_logged_once(
+    wide_repository: Path, lifespan: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`TestClient` runs the lifespan only in a `with` block."""
+    client = TestClient(create_app(Settings(repository=wide_repository)))
+    with client if lifespan else nullcontext(), caplog.at_level(logging.WARNING):
+        assert [client.get("/models").status_code for _ in range(2)] == [200, 200]
+    assert caplog.text.count("runs no lifespan, so changed API keys") == (0 if lifespan else 1)

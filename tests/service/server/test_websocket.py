@@ -1,25 +1,23 @@
-"""Plain steps, answered in the connection of a WebSocket, in any parts and between any other messages.
+"""Plain steps, answered in the connection of a WebSocket, in any parts and between any other messages; long frames.
 
-Oracles: the rows of the native API; `websockets` reads the answers, and wsproto checks the length of short ones.
+Oracles: the rows of the native API; `websockets` reads the answers, and the same frames in one piece.
 """
 
-import base64
-import os
+import random
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import httpx
 import numpy as np
 import pytest
-from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
-from websockets.uri import parse_uri
-from wsproto import ConnectionType, WSConnection
-from wsproto.events import AcceptConnection, BytesMessage, Event, Request
+from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
 
-from tests.support.connections import dial
+from preblock.service.server.websocket_frames import MAX_FRAGMENT_BYTES, FrameReader
+from tests.support.connections import UPGRADE, dial, http_request
 from tests.support.decode_protocols import FRAME
 from tests.support.protocols import Clients, native_bytes
 from tests.support.servers import Server
@@ -34,51 +32,49 @@ def step(ids: list[list[int]], number: int = 0, stated: list[int] | None = None)
     return header + np.array(values).tobytes() + offsets + np.array(lengths, np.uint32).tobytes()
 
 
-def masked(payload: bytes, mask: bytes, first: int = 0x82) -> bytes:
-    """Return a frame of a client."""
-    size = len(payload)
-    length = bytes((0x80 | size,)) if size < 126 else struct.pack("!BH", 0x80 | 126, size)
-    covered = bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
-    return bytes((first,)) + length + mask + covered
+def frame(first: int, payload: bytes, masked: bool = True, declared: int | None = None) -> bytes:
+    """Return a frame of a client; `declared` is a wrong length."""
+    size = len(payload) if declared is None else declared
+    code = size if size < 126 else 126 if size < 65536 else 127
+    length = struct.pack("!H", size) if code == 126 else struct.pack("!Q", size) if code == 127 else b""
+    mask = random.randbytes(4)
+    covered = int.from_bytes(payload, "big") ^ int.from_bytes((mask * (len(payload) // 4 + 1))[: len(payload)], "big")
+    if not masked:
+        return bytes((first, code)) + length + payload
+    return bytes((first, 128 + code)) + length + mask + covered.to_bytes(len(payload), "big")
 
 
 class RawWebSocket:
-    """A WebSocket with bytes written by a test and answers read by `websockets`."""
+    """A WebSocket for any bytes, and the frames that the server sends (RFC 6455, section 5.2)."""
 
-    def __init__(self, stream: socket.socket, address: str) -> None:
-        self.stream = stream
-        self._protocol = ClientProtocol(parse_uri(address))
-        self._protocol.send_request(self._protocol.connect())
-        for data in self._protocol.data_to_send():
-            stream.sendall(data)
-        self._events: list[object] = []
+    def __init__(self, stream: socket.socket, path: str) -> None:
+        self.stream, self.file = stream, stream.makefile("rb")
         self.pongs: list[bytes] = []
-        self._next()  # the answer to the request
+        self.send(http_request(path, headers=UPGRADE, method="GET"))
+        assert self.file.readline().startswith(b"HTTP/1.1 101 ")
+        while self.file.readline() != b"\r\n":
+            pass
 
-    def _next(self) -> object:
-        while not self._events:
-            data = self.stream.recv(65536)
-            if data:
-                self._protocol.receive_data(data)
-            else:
-                self._protocol.receive_eof()
-            self._events += self._protocol.events_received()
-            if not data and not self._events:
-                raise EOFError
-        return self._events.pop(0)
+    def send(self, *parts: bytes) -> None:
+        for part in parts:
+            self.stream.sendall(part)
 
-    def recv(self) -> Frame:
-        """Return the next frame except pongs; these may overtake others (RFC 6455, section 5.4)."""
+    def recv(self) -> tuple[Opcode, bytes]:
+        """Return the next frame except pongs; these may overtake others (section 5.4)."""
         while True:
-            event = self._next()
-            assert isinstance(event, Frame)
-            if event.opcode is not Opcode.PONG:
-                return event
-            self.pongs.append(bytes(event.data))
+            first, size = self.file.read(2)
+            assert not first & 0x70
+            if size > 125:
+                size, shortest = int.from_bytes(self.file.read(2 if size == 126 else 8)), size == 126
+                assert (125 < size < 2**16) == shortest
+            opcode, data = Opcode(first & 15), self.file.read(size)
+            if opcode is not Opcode.PONG:
+                return opcode, data
+            self.pongs.append(data)
 
     def vectors(self, shape: tuple[int, int]) -> tuple[list[int], bytes]:
         """Return the offsets and the vectors of an answer."""
-        frame = bytes(self.recv().data)
+        _, frame = self.recv()
         rows, tokens = FRAME.unpack_from(frame)[5:7]
         assert (rows, tokens) == (shape[0], shape[0] * shape[1])
         assert frame[5] == 2, frame
@@ -87,11 +83,9 @@ class RawWebSocket:
 
 
 @contextmanager
-def opened(server: Server, query: str = "") -> Iterator[RawWebSocket]:
-    url = httpx.URL(server.address)
-    with dial(url) as stream:
-        stream.settimeout(20)
-        yield RawWebSocket(stream, f"{server.address.replace('http', 'ws')}/models/{MODEL}/decode{query}")
+def opened(server: Server, path: str = f"/models/{MODEL}/decode") -> Iterator[RawWebSocket]:
+    with dial(server.address) as stream:
+        yield RawWebSocket(stream, path)
 
 
 def expected(clients: Clients, ids: list[list[int]], offset: list[int]) -> bytes:
@@ -100,7 +94,7 @@ def expected(clients: Clients, ids: list[list[int]], offset: list[int]) -> bytes
 
 def test_steps_in_any_segmentation_are_answered_in_order(model_server: Server, model_clients: Clients) -> None:
     ids = [[[5]], [[6]], [[7, 8]], [[9]], [[10]]]
-    frames = [masked(step(row, number + 1), os.urandom(4)) for number, row in enumerate(ids)]
+    frames = [frame(0x82, step(row, number + 1)) for number, row in enumerate(ids)]
     whole = b"".join(frames)
     for parts in (
         frames,
@@ -109,9 +103,8 @@ def test_steps_in_any_segmentation_are_answered_in_order(model_server: Server, m
         [whole[:50], whole[50:75], whole[75:]],
         [frames[0] + frames[1][:20], frames[1][20:] + b"".join(frames[2:])],
     ):
-        with opened(model_server, "?offset=3") as raw:
-            for part in parts:
-                raw.stream.sendall(part)
+        with opened(model_server, f"/models/{MODEL}/decode?offset=3") as raw:
+            raw.send(*parts)
             offset = 3
             for row in ids:
                 offsets, vectors = raw.vectors((1, len(row[0])))
@@ -120,112 +113,146 @@ def test_steps_in_any_segmentation_are_answered_in_order(model_server: Server, m
                 assert offsets == [offset]
 
 
-@pytest.mark.parametrize("mask", [bytes(4), b"\xff\x00\x12\x80"])
-def test_equal_and_unequal_rows_are_answered(model_server: Server, model_clients: Clients, mask: bytes) -> None:
-    with opened(model_server, "?offset=[2,9,40]") as raw:
-        raw.stream.sendall(masked(step([[1, 2], [3, 4], [5, 6]]), mask))
-        offsets, vectors = raw.vectors((3, 2))
-        assert offsets == [4, 11, 42]
-        assert vectors == expected(model_clients, [[1, 2], [3, 4], [5, 6]], [2, 9, 40])
-        raw.stream.sendall(masked(step([[1], [2, 3], [4]]), mask))  # six bytes of lengths differ
-        frame = bytes(raw.recv().data)
-        assert np.frombuffer(frame, np.int64, 3, FRAME.size).tolist() == [5, 13, 43]
-        raw.stream.sendall(masked(step([[7], [8], [9]]), mask))
-        offsets, vectors = raw.vectors((3, 1))
-        assert offsets == [6, 14, 44]
-        assert vectors == expected(model_clients, [[7], [8], [9]], [5, 13, 43])
-
-
 def test_mixed_messages_are_answered_in_order(model_server: Server, model_clients: Clients) -> None:
-    mask = os.urandom(4)
+    plain, parted = frame(0x82, step([[5]])), step([[7]])
     with opened(model_server) as raw:
-        plain = masked(step([[5]]), mask)
-        raw.stream.sendall(
-            plain
-            + masked(b'{"input_ids": [6]}', mask, 0x81)
-            + masked(b"hello", mask, 0x89)  # a ping of the protocol
-            + plain[:2]
-        )
-        raw.stream.sendall(plain[2:] + masked(step([[7]])[:10], mask, 0x02) + masked(step([[7]])[10:], mask, 0x80))
-        raw.stream.sendall(masked(step([[50257]]), mask) + plain)
+        raw.send(plain + frame(0x81, b'{"input_ids": [6]}') + frame(0x89, b"hello") + plain[:2])  # a ping
+        raw.send(plain[2:] + frame(0x02, parted[:10]) + frame(0x80, parted[10:]), frame(0x82, step([[50257]])) + plain)
         assert raw.vectors((1, 1)) == ([1], expected(model_clients, [[5]], [0]))
-        text = raw.recv()
-        assert (text.opcode, raw.pongs) == (Opcode.TEXT, [b"hello"])
-        assert b'"next_offset":[2]' in bytes(text.data)
+        opcode, text = raw.recv()
+        assert (opcode, raw.pongs) == (Opcode.TEXT, [b"hello"])
+        assert b'"next_offset":[2]' in text
         assert raw.vectors((1, 1)) == ([3], expected(model_clients, [[5]], [2]))
         assert raw.vectors((1, 1)) == ([4], expected(model_clients, [[7]], [3]))
-        error = bytes(raw.recv().data)
+        _, error = raw.recv()
         assert (error[5], b"50257" in error) == (3, True)
         assert raw.vectors((1, 1)) == ([5], expected(model_clients, [[5]], [4]))
 
 
-def test_repeated_step_is_answered_again(model_server: Server, model_clients: Clients) -> None:
-    mask = os.urandom(4)
-    with opened(model_server) as raw:
-        for number, ids in enumerate([5, 6, 7]):
-            for _ in range(2):
-                raw.stream.sendall(masked(step([[ids]], number + 1, stated=[number]), mask))
-                assert raw.vectors((1, 1)) == ([number + 1], expected(model_clients, [[ids]], [number]))
-        for frame in (step([[8]], 3), step([[8]], 2), step([[8]], 4, stated=[9])):
-            raw.stream.sendall(masked(frame, mask))
-            assert b"Conflict" in bytes(raw.recv().data)
-        raw.stream.sendall(masked(step([[8]], 4, stated=[3]), mask))
-        assert raw.vectors((1, 1)) == ([4], expected(model_clients, [[8]], [3]))
-
-
-def test_step_beyond_max_len_is_rejected_and_stream_stays_open(model_server: Server, model_clients: Clients) -> None:
-    mask = os.urandom(4)
-    with opened(model_server, "?offset=1023") as raw:
-        raw.stream.sendall(masked(step([[5]]), mask) + masked(step([[6]]), mask))
-        assert raw.vectors((1, 1)) == ([1024], expected(model_clients, [[5]], [1023]))
-        assert b"1023 + 1" not in (refused := bytes(raw.recv().data))
-        assert b"max_len" in refused
-        raw.stream.sendall(masked(b'{"rewind": [1020]}', mask, 0x81) + masked(step([[6]]), mask))
-        assert b"1020" in bytes(raw.recv().data)
-        assert raw.vectors((1, 1)) == ([1021], expected(model_clients, [[6]], [1020]))
-
-
 @pytest.mark.parametrize(
-    "frame",
+    "sent",
     [
         b"\x82\x24" + step([[5]]),  # not masked
-        b"\xc2" + masked(step([[5]]), bytes(4))[1:],  # a bit without a meaning
+        b"\xc2" + frame(0x82, step([[5]]))[1:],  # a bit without a meaning
         b"\x82\xff" + (2**62).to_bytes(8, "big") + bytes(4),  # too long
     ],
 )
 def test_malformed_frame_ends_only_its_own_connection(
-    model_server: Server, model_clients: Clients, frame: bytes
+    model_server: Server, model_clients: Clients, sent: bytes
 ) -> None:
-    with opened(model_server) as raw:
-        raw.stream.sendall(masked(step([[5]]), bytes(4)))
+    with opened(model_server) as raw, opened(model_server) as other:
+        raw.send(frame(0x82, step([[5]])))
         raw.vectors((1, 1))
-        raw.stream.sendall(frame)
-        assert raw.recv().opcode is Opcode.CLOSE
-    document = model_clients.http.post(f"/models/{MODEL}/embed", json={"input_ids": [5]}).json()
-    assert base64.b64decode(document["embeddings"]) == expected(model_clients, [[5]], [0])
+        raw.send(sent)
+        assert raw.recv()[0] is Opcode.CLOSE
+        other.send(frame(0x82, step([[5]])))
+        assert other.vectors((1, 1)) == ([1], expected(model_clients, [[5]], [0]))
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 6])
 def test_step_answer_of_any_size_has_the_shortest_length(tiny_server: Server, tokens: int) -> None:
-    url = httpx.URL(tiny_server.address)
-    client = WSConnection(ConnectionType.CLIENT)  # refuses a length in more bytes than it needs
-    with dial(url) as stream:
-
-        def receive() -> Event:
-            while (event := next(client.events(), None)) is None:
-                data = stream.recv(65536)
-                assert data, "the server has closed the connection"
-                client.receive_data(data)
-            return event
-
-        stream.sendall(client.send(Request(url.netloc.decode(), "/models/gpt/decode")))
-        assert isinstance(receive(), AcceptConnection)
-        stream.sendall(client.send(BytesMessage(step([[5] * tokens]))))
-        answer = b""
-        finished = False
-        while not finished:
-            event = receive()
-            assert isinstance(event, BytesMessage)
-            answer += bytes(event.data)
-            finished = event.message_finished
+    """The length of an answer to five tokens fits into seven bits, and to six tokens it does not."""
+    with opened(tiny_server, "/models/gpt/decode") as raw:
+        raw.send(frame(0x82, step([[5] * tokens])))
+        _, answer = raw.recv()
     assert (answer[5], FRAME.unpack_from(answer)[6]) == (2, tokens)
+    assert (len(answer) < 126) == (tokens < 6)
+
+
+def test_answer_of_46_kb_has_a_length_of_two_bytes(model_server: Server) -> None:
+    with opened(model_server) as raw:
+        raw.send(frame(0x82, step([[10] * 15])))
+        assert raw.vectors((1, 15))[0] == [15]
+
+
+MAX_BYTES = 10 * MAX_FRAGMENT_BYTES
+LENGTHS = [0, 1, 125, 126, 65535, 65536, 65537, 65539, 131072, 200_001, MAX_BYTES // 4]
+
+
+def messages(protocol: ServerProtocol) -> list[tuple[Opcode, bytes]]:
+    """Return the events so far, with fragments joined."""
+    found: list[tuple[Opcode, bytes]] = []
+    control: list[tuple[Opcode, bytes]] = []
+    complete = True
+    for event in protocol.events_received():
+        assert isinstance(event, Frame)
+        data = bytes(event.data)
+        if event.opcode >= Opcode.CLOSE:
+            control.append((event.opcode, data))
+        elif complete:
+            found.append((event.opcode, data))
+            complete = event.fin
+        else:
+            found[-1] = found[-1][0], found[-1][1] + data
+            complete = event.fin
+    return found + control
+
+
+def read(parts: list[bytes], reader: FrameReader | None) -> tuple[ServerProtocol, list[tuple[Opcode, bytes]], int]:
+    """Return the protocol after `parts`, its messages, and the length of its longest frame."""
+    protocol, longest = ServerProtocol(state=State.OPEN, max_size=MAX_BYTES), 0
+    for part in parts:
+        protocol.receive_data(part if reader is None else reader.feed(part))
+    seen = list(protocol.events)
+    assert not any(isinstance(event, Request) for event in seen)
+    longest = max((len(event.data) for event in seen if isinstance(event, Frame)), default=0)
+    return protocol, messages(protocol), longest
+
+
+def cut(data: bytes, draw: random.Random, most: int) -> list[bytes]:
+    parts, begin = [], 0
+    while begin < len(data):
+        end = begin + draw.randint(1, most)
+        parts.append(data[begin:end])
+        begin = end
+    return parts
+
+
+@pytest.mark.parametrize("most", [60, 5000, 16384, 10**6])
+@pytest.mark.parametrize("seed", range(2))
+def test_long_frames_split_into_the_same_messages(seed: int, most: int) -> None:
+    draw, data = random.Random(seed), b""
+    for length in draw.sample(LENGTHS, len(LENGTHS) if most > 60 else 4):
+        kind, count = draw.choice((Opcode.TEXT, Opcode.BINARY)), draw.randint(1, 3)
+        for index in range(count):
+            opcode = Opcode.CONT if index else kind
+            data += frame((128 if index == count - 1 else 0) + opcode, draw.randbytes(length))
+            data += frame(128 + Opcode.PING, b"ping") * draw.randint(0, 1)
+    reader = FrameReader(MAX_BYTES)
+    _, expected, _ = read([data], None)
+    protocol, found, longest = read(cut(data, draw, most), reader)
+    assert found == expected
+    assert protocol.state is State.OPEN
+    assert reader.between_messages
+    assert reader.received == 0
+    assert longest <= MAX_FRAGMENT_BYTES + most
+
+
+WRONG = {
+    "unmasked": frame(0x82, b"abc", masked=False),
+    "unmasked and long": frame(0x82, bytes(70_000), masked=False),
+    "reserved opcode": frame(0x83, b""),
+    "reserved bit": frame(0xC2, bytes(70_000)),
+    "continuation first": frame(0x80, bytes(70_000)),
+    "long control frame": frame(0x89, bytes(70_000)),
+    "over the limit": frame(0x82, b"", declared=MAX_BYTES + 1),
+    "fragments over the limit": frame(0x02, bytes(MAX_BYTES)) + frame(0x80, bytes(70_000)),
+    "largest length": frame(0x82, b"", declared=2**64 - 1),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_frame_closes_with_the_same_code(name: str) -> None:
+    expected, _, _ = read([WRONG[name]], None)
+    protocol, _, _ = read(cut(WRONG[name], random.Random(1), 16384), FrameReader(MAX_BYTES))
+    assert expected.close_sent is not None
+    assert protocol.close_sent is not None
+    assert protocol.close_sent.code == expected.close_sent.code
+
+
+@pytest.mark.parametrize(("name", "size"), [("unmasked", 2), ("over the limit", 10), ("largest length", 10)])
+def test_wrong_head_is_refused_before_its_end(name: str, size: int) -> None:
+    """The client may wait for the refusal before its next byte."""
+    for part in (size - 1, size):
+        protocol, _, _ = read([WRONG[name][:part]], FrameReader(MAX_BYTES))
+        assert (protocol.close_sent is not None) == (part == size)

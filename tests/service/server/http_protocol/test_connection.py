@@ -1,8 +1,9 @@
-"""Connections of HTTP/1.1: pipelining, keep-alive, disconnects."""
+"""Connections of HTTP/1.1: pipelining, keep-alive, disconnects, and idle ones."""
 
 import http.client
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from itertools import islice
@@ -21,30 +22,21 @@ from preblock.service.core.settings import Settings
 from preblock.service.server.http_connection import HttpConnection
 from preblock.service.server.run import configure
 from tests.service.server.http_protocol.requests import VOCABULARY, WIDTH, Ids, raw, v2
-from tests.support.connections import RawConnection, dial, http_request
-from tests.support.scrapes import read_metrics
-from tests.support.servers import Server
+from tests.support.connections import UPGRADE, RawConnection, dial, http_request
+from tests.support.servers import Server, live_server
 from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("write", [raw, v2])
-def test_repeated_request_has_same_headers_and_statistics(
+def test_repeated_request_has_same_headers(
     long_client: httpx.Client, write: Callable[[Ids, int], tuple[str, bytes, dict[str, str]]]
 ) -> None:
     path, body, headers = write(np.array([[3, 4]]), 5)
-    first = long_client.post(path, content=body, headers=headers)
-    before = read_metrics(long_client)["preblock_tokens_total", "gpt"]
-    stats = long_client.get("/v2/models/gpt/stats").json()["model_stats"][0]
-    second = long_client.post(path, content=body, headers=headers)
+    first, second = (long_client.post(path, content=body, headers=headers) for _ in range(2))
     assert second.content == first.content
-    names = set(first.headers) - {"date", "x-request-id", "server-timing"}
-    assert {name: second.headers[name] for name in names} == {name: first.headers[name] for name in names}
     assert set(second.headers) == set(first.headers)
-    assert read_metrics(long_client)["preblock_tokens_total", "gpt"] == before + 2
-    after = long_client.get("/v2/models/gpt/stats").json()["model_stats"][0]
-    assert after["inference_count"] == stats["inference_count"] + 1
-    assert after["inference_stats"]["success"]["count"] == stats["inference_stats"]["success"]["count"] + 1
-    assert after["inference_stats"]["compute_infer"]["ns"] > stats["inference_stats"]["compute_infer"]["ns"]
+    for name in set(first.headers) - {"date", "x-request-id", "server-timing"}:
+        assert second.headers[name] == first.headers[name], name
 
 
 @pytest.mark.parametrize("split", [1, 7])
@@ -114,16 +106,13 @@ def test_offer_of_http_2_is_ignored(long_server: Server, long_client: httpx.Clie
         assert stream.answer()[2] == vectors
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_offer_of_http_2_before_a_close_is_ignored(
-    long_server: Server, long_client: httpx.Client, version: str
-) -> None:
+def test_offer_of_http_2_before_a_close_is_ignored(long_server: Server) -> None:
     path, body, headers = raw(np.array([[3, 4]]), 5)
-    last = headers | OFFER | {"Connection": "close, Upgrade, HTTP2-Settings"}
-    with RawConnection(long_server.address) as stream:
-        answer = stream.ask(http_request(path, body, last).replace(b"HTTP/1.1", b"HTTP/" + version.encode()))
-        assert answer[2] == long_client.post(path, content=body, headers=headers).content
-        assert stream.file.read() == b""
+    sent = http_request(path, body, headers | OFFER | {"Connection": "close, Upgrade, HTTP2-Settings"})
+    for version in (b"1.0", b"1.1"):
+        with RawConnection(long_server.address) as stream:
+            assert stream.ask(sent.replace(b"HTTP/1.1", b"HTTP/" + version))[0] == 200
+            assert stream.file.read() == b""
 
 
 def test_absolute_target_is_answered_as_its_path(long_server: Server, long_client: httpx.Client) -> None:
@@ -141,9 +130,7 @@ def test_absolute_target_is_answered_as_its_path(long_server: Server, long_clien
         with RawConnection(long_server.address) as stream:
             assert stream.ask(http_request(target, method="GET"))[0] == 400
     with dial(long_server.address) as socket_:
-        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Key": "A" * 22 + "=="}
-        upgrade["Sec-WebSocket-Version"] = "13"
-        socket_.sendall(http_request("http://127.1.2.3:5/models/gpt/decode", headers=upgrade, method="GET"))
+        socket_.sendall(http_request("http://127.1.2.3:5/models/gpt/decode", headers=UPGRADE, method="GET"))
         assert socket_.recv(2**16).startswith(b"HTTP/1.1 101 ")
 
 
@@ -174,20 +161,6 @@ def test_http_1_0_expectation_is_ignored(long_server: Server) -> None:
     with dial(long_server.address) as stream:
         stream.sendall(http_request("/models/gpt/embed", body, headers).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
         assert stream.recv(2**16).startswith(b"HTTP/1.1 200 OK\r\n")
-
-
-@pytest.mark.parametrize("media", ["application/x-ndjson", "text/event-stream"])
-def test_http_1_0_stream_has_no_chunks(long_server: Server, long_client: httpx.Client, media: str) -> None:
-    path, body = "/models/gpt/decode", b'{"input_ids": [[3, 4]]}\n'
-    headers = {"Accept": media, "Content-Type": "application/json" if "event" in media else media}
-    expected = long_client.post(path, content=body, headers=headers)
-    assert expected.headers["Transfer-Encoding"] == "chunked"
-    with dial(long_server.address) as stream:
-        stream.sendall(http_request(path, body, headers).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
-        head, _, content = b"".join(iter(lambda: stream.recv(2**16), b"")).partition(b"\r\n\r\n")
-    assert b"transfer-encoding" not in head.lower()
-    assert b"connection: close" in head.lower()
-    assert content == expected.content
 
 
 SMALL_PARTS = orjson.dumps({"input_ids": [[1]] * 40_000, "encoding": "prompt_embeds", "dtype": "float16"})
@@ -289,3 +262,57 @@ def test_disconnect_after_last_chunk_is_not_logged(long_repository: Path, capfd:
         server.should_exit = True
         thread.join()
     assert "ERROR" not in capfd.readouterr().err
+
+
+POOL_SECONDS = 5
+"""So long httpx keeps an idle connection."""
+KEPT_SECONDS = 1
+"""So long the hasty server keeps one."""
+
+
+def request(*ids: int) -> bytes:
+    path, body, headers = raw(np.array([ids]), 0)
+    return http_request(path, body, headers)
+
+
+@pytest.fixture
+def hasty_address(long_repository: Path) -> Iterator[str]:
+    settings = Settings(repository=long_repository)
+    config = configure(settings, create_app(settings))
+    config.timeout_keep_alive = KEPT_SECONDS
+    with live_server(config) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+def test_idle_connection_outlives_pools_of_clients(long_server: Server) -> None:
+    with RawConnection(long_server.address) as tensors, RawConnection(long_server.address) as others:
+        for pause in (POOL_SECONDS + 0.5, 0):
+            assert tensors.ask(request(1, 2))[0] == 200
+            assert others.ask(http_request("/livez", method="GET"))[0] == 200
+            time.sleep(pause)
+
+
+def test_idle_connection_is_closed_at_last(hasty_address: str) -> None:
+    for sent in (request(1, 2), http_request("/livez", method="GET")):
+        with RawConnection(hasty_address) as client:
+            assert client.ask(sent)[0] == 200
+            began = time.monotonic()
+            assert client.stream.recv(1) == b""
+            assert time.monotonic() - began > 0.9 * KEPT_SECONDS
+
+
+def test_repeated_head_waits_for_its_body(hasty_address: str) -> None:
+    sent, other = request(1, 2), request(3)
+    begin = sent.index(b"\r\n\r\n") + 4
+    with RawConnection(hasty_address) as client:
+        expected, of_other = client.ask(sent)[2], client.ask(other)[2]
+        for _ in range(3):
+            assert client.ask(sent)[2] == expected
+        client.send(sent[:begin])
+        time.sleep(KEPT_SECONDS + 0.5)
+        client.send(sent[begin:] + other + sent[:begin])
+        assert [client.answer()[2] for _ in range(2)] == [expected, of_other]
+        assert client.ask(sent[begin:])[2] == expected
+        client.send(sent[:begin])
+    with RawConnection(hasty_address) as client:
+        assert client.ask(sent)[2] == expected

@@ -1,11 +1,8 @@
 """Large responses over HTTP: streamed, compressed, unread, and to HTTP/1.0."""
 
-import base64
-import gzip
-import http.client
 import socket
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ import pytest
 
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 from tests.service.server.http_protocol.requests import VOCABULARY, WIDTH, Ids, oracle, raw
-from tests.support.connections import dial, http_request
+from tests.support.connections import UPGRADE, http_request
 from tests.support.servers import Server, serve
 from tests.support.waiting import wait_until
 
@@ -25,12 +22,11 @@ def test_unread_large_response_counts_as_running_request(long_repository: Path) 
     """The first of its form, one like it, one of FastAPI's, and numbers, as they are and compressed."""
     path, body, headers = raw(np.zeros((35, 850), np.int64), 0)
     address, document, _ = LARGE["native"]
-    numbers = address, orjson.dumps(document(np.zeros((16, 850), np.int64))), {"Content-Type": "application/json"}
+    numbers = address, orjson.dumps(document(np.zeros((16, 850), np.int64)))
     with (
         serve(long_repository, PREBLOCK_MAX_CONCURRENT_REQUESTS="1") as server,
         httpx.Client(base_url=server.address, timeout=30) as client,
     ):
-        url = httpx.URL(server.address)
 
         def status() -> int:
             return client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code
@@ -39,48 +35,25 @@ def test_unread_large_response_counts_as_running_request(long_repository: Path) 
             ((path, body, headers), True),
             ((path, body, headers), False),
             ((path, body, headers | {"Origin": "http://localhost"}), False),
-            (numbers, False),
-            ((*numbers[:2], numbers[2] | {"Accept-Encoding": "gzip"}), False),
+            ((*numbers, {"Content-Type": "application/json"}), False),
+            ((*numbers, {"Content-Type": "application/json", "Accept-Encoding": "gzip"}), False),
         ):
-            with socket.socket() as stream:
-                stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                stream.connect((url.host, url.port))
+            with dial_narrow(server) as stream:
                 stream.sendall(http_request(*way))
                 assert stream.recv(12) == b"HTTP/1.1 200"
                 assert status() == 503
-                if whole:
-                    left = 35 * 850 * WIDTH * 4
-                    while left > 0:
-                        left -= len(stream.recv(2**16))
+                left = 35 * 850 * WIDTH * 4 if whole else 0
+                while left > 0:
+                    left -= len(stream.recv(2**16))
             wait_until(lambda: status() == 200)
 
 
-def test_large_compressed_response_is_chunked_and_keeps_alive(long_server: Server, long_client: httpx.Client) -> None:
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, (16, 400))
-    path, body, headers = raw(ids, 0)
-    url = httpx.URL(long_server.address)
-    with closing(http.client.HTTPConnection(url.host, url.port)) as connection:
-        for _ in range(2):  # the second by the same open connection
-            connection.request("POST", path, body, headers | {"Accept-Encoding": "gzip"})
-            answer = connection.getresponse()
-            assert answer.headers["Transfer-Encoding"] == "chunked"
-            content = gzip.decompress(answer.read())
-            assert not answer.will_close
-            assert content[-4 * ids.size * WIDTH :] == oracle(long_client, ids, 0).tobytes()
-
-
-def test_http_1_0_client_gets_no_chunks(long_server: Server, long_client: httpx.Client) -> None:
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, (25, 200))
-    path, document, values = LARGE["native"]
-    body = orjson.dumps(document(ids))
-    request = http_request(path, body, {"Content-Type": "application/json"})
-    with dial(long_server.address) as stream:
-        stream.sendall(request.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
-        answered = b"".join(iter(lambda: stream.recv(2**16), b""))
-    told, _, content = answered.partition(b"\r\n\r\n")
-    assert b"chunked" not in told.lower()
-    assert b"connection: close" in told.lower()
-    np.testing.assert_array_equal(np.array(values(orjson.loads(content)), np.float32), oracle(long_client, ids, 0))
+def dial_narrow(server: Server) -> socket.socket:
+    """Connect a client that takes few bytes at once."""
+    url, stream = httpx.URL(server.address), socket.socket()
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    stream.connect((url.host, url.port))
+    return stream
 
 
 def v2_document(ids: Ids) -> dict[str, Any]:
@@ -114,58 +87,43 @@ def test_large_json_response_is_streamed(
     np.testing.assert_array_equal(found.reshape(*shape, WIDTH), oracle(long_client, ids, 0))
 
 
-def test_large_ragged_json_response_is_streamed(long_client: httpx.Client) -> None:
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, (5, 900))
-    rows = [row[:length].tolist() for row, length in zip(ids, (3, 800, 1, 900, 895), strict=True)]
-    answer = long_client.post("/models/gpt/embed", json={"input_ids": rows, "encoding": "float"})
-    assert answer.headers["Transfer-Encoding"] == "chunked"
-    found = np.array(orjson.loads(answer.content)["embeddings"], np.float32)
-    expected = long_client.post("/models/gpt/embed", json={"input_ids": rows}).json()["embeddings"]
-    assert found.tobytes() == base64.b64decode(expected)
+ROWS = {"input_ids": [[1]] * 2700, "pooling": "mean", "encoding": "float"}
+"""A request for 8 MB of vectors."""
 
 
-def test_response_over_memory_limit_gets_503_after_wait(wide_repository: Path) -> None:
-    """On the path without a task, and through FastAPI; the memory returns with the clients that do not read."""
-    rows = {"input_ids": [[1]] * 2700, "pooling": "mean", "encoding": "float"}  # 8 MB of vectors
+@pytest.fixture
+def narrow_server(wide_repository: Path) -> Iterator[Server]:
+    """Serve with memory for 8 MiB of answers."""
     limits = "--max-buffered-response-bytes", str(2**23), "--queue-timeout-seconds", "0.3"
-    with serve(wide_repository, *limits) as server, httpx.Client(base_url=server.address, timeout=20) as http:
-
-        def ask(**headers: str) -> httpx.Response:
-            return http.post("/models/gpt/embed", json=rows, headers=headers)
-
-        def is_answered() -> bool:
-            return ask().status_code == 200
-
-        with ExitStack() as stack:
-            request = http_request("/models/gpt/embed", orjson.dumps(rows), {"Content-Type": "application/json"})
-            for _ in range(4):
-                unread = stack.enter_context(dial(server.address))
-                unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
-                unread.sendall(request)
-                assert unread.recv(15, socket.MSG_PEEK | socket.MSG_WAITALL) == b"HTTP/1.1 200 OK"
-            for answer in (ask(), ask(Origin=server.address)):
-                assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-                detail = "The response waited 0.3 s for other large responses. Retry later."
-                assert answer.json()["detail"] == detail
-        wait_until(is_answered)
+    with serve(wide_repository, *limits) as server:
+        yield server
 
 
-def test_unread_text_step_keeps_only_its_own_size(wide_repository: Path) -> None:
+def test_response_over_memory_limit_gets_503_after_wait(narrow_server: Server) -> None:
+    """On the path without a task, and through FastAPI; the memory returns with the clients that do not read."""
+    request = http_request("/models/gpt/embed", orjson.dumps(ROWS), {"Content-Type": "application/json"})
+
+    def ask(**headers: str) -> httpx.Response:
+        return httpx.post(f"{narrow_server.address}/models/gpt/embed", json=ROWS, headers=headers, timeout=20)
+
+    with ExitStack() as stack:
+        for _ in range(4):
+            unread = stack.enter_context(dial_narrow(narrow_server))
+            unread.sendall(request)
+            assert unread.recv(15, socket.MSG_PEEK | socket.MSG_WAITALL) == b"HTTP/1.1 200 OK"
+        for answer in (ask(), ask(Origin=narrow_server.address)):
+            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+            assert answer.json()["detail"] == "The response waited 0.3 s for other large responses. Retry later."
+    wait_until(lambda: ask().status_code == 200)
+
+
+def test_unread_text_step_keeps_only_its_own_size(narrow_server: Server) -> None:
     """While it is computed, it takes all memory: twelve times 3.7 MB."""
     step = orjson.dumps({"input_ids": [[1] * 600] * 2})
-    upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
-    opening = http_request(
-        "/models/gpt/decode?encoding=float&rows=2",
-        headers=upgrade | {"Sec-WebSocket-Key": "A" * 22 + "=="},
-        method="GET",
-    )
-    limits = "--max-buffered-response-bytes", str(2**23), "--queue-timeout-seconds", "0.3"
-    with serve(wide_repository, *limits) as server, dial(server.address) as unread:
-        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
-        unread.sendall(opening)
+    with dial_narrow(narrow_server) as unread:
+        unread.sendall(http_request("/models/gpt/decode?encoding=float&rows=2", headers=UPGRADE, method="GET"))
         assert unread.recv(2**12).startswith(b"HTTP/1.1 101 ")
         unread.sendall(b"\x81\xfe" + len(step).to_bytes(2) + bytes(4) + step)
         assert unread.recv(2, socket.MSG_PEEK | socket.MSG_WAITALL) == b"\x81\x7f"
-        rows = {"input_ids": [[1]] * 2700, "pooling": "mean", "encoding": "float"}  # 8 MB of vectors
-        answer = httpx.post(f"{server.address}/models/gpt/embed", json=rows, timeout=20)
+        answer = httpx.post(f"{narrow_server.address}/models/gpt/embed", json=ROWS, timeout=20)
         assert answer.status_code == 200, answer.text
