@@ -30,7 +30,6 @@ from preblock.models.modules.positions import (
     check_position_ids,
     positions_of,
 )
-from preblock.models.modules.root_mean_square_norm import RootMeanSquareNorm
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from preblock.models.modules.signature import Signature
 from preblock.models.modules.tokens import TokenEmbedding
@@ -80,7 +79,7 @@ class FrontEnd(nn.Module):
         | FactorisedCells
     )
     norm: nn.LayerNorm
-    rms_norm: RootMeanSquareNorm
+    rms_norm: nn.RMSNorm
     project: nn.Linear
     bias: Bias
     per_layer: PerLayerInputs

@@ -12,8 +12,7 @@ from preblock.models.modules.positions import (
     LearnedPositionalEncoding,
     SinusoidalPositionalEncoding,
 )
-from preblock.models.modules.root_mean_square_norm import RootMeanSquareNorm
-from preblock.models.modules.tokens import TokenEmbedding, TokenWeights
+from preblock.models.modules.tokens import TokenEmbedding
 from preblock.models.sinusoid_tables import library_table
 from preblock.models.steps import Levels, Norm, Positions, Project, RmsNorm, Segments, Step, Tokens, Weights
 
@@ -38,7 +37,7 @@ def build_module(
         case Tokens():
             return TokenEmbedding(step.rows, step.width, padding_idx=config.padding_idx, init=init, std=std)
         case Weights():
-            return TokenWeights(step.rows)
+            return nn.Embedding.from_pretrained(torch.ones(step.rows, 1), freeze=False)
         case Segments():
             return TokenEmbedding(step.rows, width, init=init, std=std) if step.table == "own" else None
         case Levels():
@@ -66,7 +65,7 @@ def build_module(
         case Norm():
             return nn.LayerNorm(width, eps=step.eps, bias=step.bias is not None)
         case RmsNorm():
-            return RootMeanSquareNorm(width, eps=step.eps, weighted=step.weight is not None)
+            return nn.RMSNorm(width, eps=step.eps, elementwise_affine=step.weight is not None)
         case Project():
             return nn.Linear(width, step.width, bias=step.bias is not None)
         case _:

@@ -185,7 +185,7 @@ def _read(folder: Path, name: str, found: FoundSteps, count_bytes: ByteCount, wi
 def _load(model: BlocklessModel, found: FoundSteps, frontend: FrontEnd) -> None:
     """Let `model` hold the tensors of `frontend`, both with the changes of the library's loader."""
     for step_name, step in zip(names_of(found.steps), found.steps, strict=True):
-        for parameter, keys in parameters(step).items():
+        for parameter, (keys, _) in parameters(step).items():
             if keys:
                 own, tensor = found.tensors[keys[0]], frontend.get_parameter(f"{step_name}.{parameter}")
                 if own in model.altered:

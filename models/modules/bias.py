@@ -9,14 +9,14 @@ Letters: H heads, D width.
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import ml_dtypes
 import numpy as np
 
 from preblock.models.float32_powers import Floats, powers
-from preblock.models.serialization import Count, Flag, Keys, Positive, Text, check_fields, config_of
+from preblock.models.serialization import Count, Flag, Keys, Positive, Text, check_fields
 from preblock.models.torch_import import import_torch
 
 
@@ -79,21 +79,6 @@ class RelativeSinusoidConfig:
 
 BiasConfig = AlibiConfig | T5Config | RelativeSinusoidConfig
 KINDS: dict[str, type[BiasConfig]] = {kind.kind: kind for kind in (AlibiConfig, T5Config, RelativeSinusoidConfig)}
-
-
-def to_document(config: BiasConfig) -> dict[str, Any]:
-    """Return `config` as plain values, without the names of tensors in a checkpoint."""
-    return {"kind": config.kind, **{name: value for name, value in asdict(config).items() if name != "weight"}}
-
-
-def from_document(document: dict[str, Any]) -> BiasConfig:
-    """Return the config of a document written by `to_document`.
-
-    Raises:
-        ValueError: the kind, a field or a count is not allowed.
-
-    """
-    return config_of(document, KINDS)
 
 
 def alibi_slopes(config: AlibiConfig) -> Floats:
