@@ -14,7 +14,6 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.config_check import check_described
 from preblock.models.frontend_data import FrontEndData
 from preblock.models.frontend_file import write_frontend
-from preblock.models.modules.bias_modules import Bias, build_bias
 from preblock.models.modules.grid import FactorisedCells
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.indices import check_indices
@@ -33,7 +32,7 @@ from preblock.models.modules.positions import (
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from preblock.models.modules.signature import Signature
 from preblock.models.modules.tokens import TokenEmbedding
-from preblock.models.step_modules import build_module
+from preblock.models.step_modules import Bias, build_bias, build_module
 from preblock.models.steps import (
     Levels,
     Mask,

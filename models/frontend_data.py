@@ -10,7 +10,7 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.modules.bias import T5Config
 from preblock.models.modules.rotary_config import rotary_frequencies
 from preblock.models.modules.signature import Signature
-from preblock.models.sinusoid_tables import RECIPES, check_recipe
+from preblock.models.sinusoid_tables import RECIPES, check_grid_width, check_recipe
 from preblock.models.steps import Positions, names_of, parameters
 
 Array = NDArray[Any]
@@ -87,11 +87,7 @@ def shapes_of(config: FrontEndConfig) -> dict[str, tuple[int, ...]]:
 def _check_derived(step: Positions, width: int) -> None:
     """Raise ValueError unless the table of `step`, if it is derived, exists for vectors of `width`."""
     if step.grid and step.table == "exact":
-        if width % 4:
-            raise ValueError(
-                f"d_model: got {width}, expected a multiple of 4: half for the row and half for the column, "
-                "each in pairs of sine and cosine"
-            )
+        check_grid_width(width)
     elif step.table in ("exact", "hybrid"):
         if width % 2:
             raise ValueError(f"d_model: got {width}, expected an even width, since sines and cosines come in pairs")

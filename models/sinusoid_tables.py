@@ -105,6 +105,15 @@ def polynomial(x: Any, coefficients: Sequence[Any]) -> Any:
     return value
 
 
+def check_grid_width(width: int) -> None:
+    """Raise ValueError unless rows and columns of a grid have sinusoids side by side in `width` columns."""
+    if width % 4:
+        raise ValueError(
+            f"d_model: got {width}, expected a multiple of 4: half for the row and half for the column, "
+            "each in pairs of sine and cosine"
+        )
+
+
 def library_table(recipe: str, rows: int, width: int, zero_row: int | None = None) -> NDArray[np.float32]:
     """Return the table of a sinusoid recipe, bit for bit.
 

@@ -1,9 +1,11 @@
-"""The PyTorch module of each step of a front-end."""
+"""The PyTorch module of each step of a front-end, and of its attention bias."""
 
 import torch
 from torch import nn
 
 from preblock.models.config import FrontEndConfig
+from preblock.models.modules.alibi import AlibiBias
+from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
 from preblock.models.modules.grid import FactorisedCells, SinusoidalGridEncoding
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser
@@ -12,6 +14,7 @@ from preblock.models.modules.positions import (
     LearnedPositionalEncoding,
     SinusoidalPositionalEncoding,
 )
+from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
 from preblock.models.modules.tokens import TokenEmbedding
 from preblock.models.sinusoid_tables import library_table
 from preblock.models.steps import Levels, Norm, Positions, Project, RmsNorm, Segments, Step, Tokens, Weights
@@ -37,7 +40,7 @@ def build_module(
         case Tokens():
             return TokenEmbedding(step.rows, step.width, padding_idx=config.padding_idx, init=init, std=std)
         case Weights():
-            return nn.Embedding.from_pretrained(torch.ones(step.rows, 1), freeze=False)
+            return TokenEmbedding(step.rows, 1, init=torch.ones(step.rows, 1))
         case Segments():
             return TokenEmbedding(step.rows, width, init=init, std=std) if step.table == "own" else None
         case Levels():
@@ -70,3 +73,22 @@ def build_module(
             return nn.Linear(width, step.width, bias=step.bias is not None)
         case _:
             return None
+
+
+Bias = AlibiBias | T5RelativeBias | RelativeSinusoid
+
+
+def build_bias(config: BiasConfig) -> Bias:
+    """Return the module of a pairwise attention bias.
+
+    Raises:
+        ValueError: the module does not allow a value.
+
+    """
+    match config:
+        case AlibiConfig():
+            return AlibiBias(config.heads, config.anchor, config.recipe, config.arithmetic, config.divisor)
+        case T5Config():
+            return T5RelativeBias(config.heads, config.buckets, config.max_distance, config.bidirectional)
+        case RelativeSinusoidConfig():
+            return RelativeSinusoid(config.width, config.clamp_len, config.bidirectional)

@@ -190,9 +190,10 @@ class Search:
         second = self._model.block_input({"input_ids": self._ids.flip(1)})
         further = find_further_input(recorder, first, second, self._model.trained, LENGTH)
         if further is not None:
-            sources = f" of {', '.join(further.sources[:3])}" if further.sources else ""
+            name, tensors = further
+            sources = f" of {', '.join(tensors[:3])}" if tensors else ""
             raise DiscoveryError(
-                f"block 0 takes {further.name or 'a further tensor'}{sources} beside the vectors; "
+                f"block 0 takes {name or 'a further tensor'}{sources} beside the vectors; "
                 "--tokens-only exports the token table alone"
             )
         return first.takes_ids

@@ -23,8 +23,8 @@ from preblock.models.modules.bias import (
     RelativeSinusoidConfig,
     T5Config,
 )
-from preblock.models.modules.bias_modules import build_bias
 from preblock.models.serialization import config_of, to_document
+from preblock.models.step_modules import build_bias
 from tests.families.bias_models import BIASED, HEADS, save
 from tests.models.rejections import rejection
 
