@@ -18,7 +18,7 @@ from preblock.models.checkpoints.divided_tensors import describe_parts
 from preblock.models.checkpoints.other_names import describe_other_name
 from preblock.models.checkpoints.reader import limit_of
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
-from preblock.models.checkpoints.weight_files import WeightFile, files_of_keys, is_sharded, one_line
+from preblock.models.checkpoints.weight_files import WeightFile, explain_errors, files_of_keys, is_sharded
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_data import FrontEndData
@@ -166,7 +166,7 @@ def _read(folder: Path, name: str, found: FoundSteps, count_bytes: ByteCount, wi
             for step in sized
         )
         tensors["positions.weight"] = computed.detach().numpy()
-    try:
+    with explain_errors(f"{folder}: the steps found do not fit the tensors"):
         config = FrontEndConfig(
             family=name,
             steps=sized,
@@ -178,8 +178,6 @@ def _read(folder: Path, name: str, found: FoundSteps, count_bytes: ByteCount, wi
             no_rotary=NO_ROTARY if found.rotary else None,
         )
         return FrontEnd.from_data(FrontEndData(config, tensors).check()).eval()
-    except (TypeError, ValueError) as error:
-        raise DiscoveryError(f"{folder}: the steps found do not fit the tensors: {one_line(error)}") from error
 
 
 def _load(model: BlocklessModel, found: FoundSteps, frontend: FrontEnd) -> None:
