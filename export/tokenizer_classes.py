@@ -200,7 +200,6 @@ OPTIONS = {
     "add_prefix_space": "add_prefix_space",
 }
 """Settings with their keys in a normalizer or pre-tokenizer."""
-_PREFIX = ("add_prefix_space",)
 _BERT = {
     "unk_token": "[UNK]",
     "sep_token": "[SEP]",
@@ -226,13 +225,11 @@ _NFC = {"type": "NFC"}
 
 
 def _qwen(pattern: str) -> TokenizerClass:
-    return TokenizerClass(
-        "BPE",
-        _QWEN2,
-        _bpe(),
-        lambda settings: _sequence(_split(pattern), _byte_level(settings, use_regex=False)),
-        lambda _settings, _file: _NFC,
-        options=_PREFIX,
+    return replace(
+        _GPT2_CLASS,
+        tokens=_QWEN2,
+        pre_tokenizer=lambda settings: _sequence(_split(pattern), _byte_level(settings, use_regex=False)),
+        normalizer=lambda _settings, _file: _NFC,
     )
 
 
@@ -245,7 +242,7 @@ _BERT_CLASS = TokenizerClass(
     frame=_CLS_SEP,
     options=("do_lower_case", "strip_accents", "tokenize_chinese_chars"),
 )
-_GPT2_CLASS = TokenizerClass("BPE", _GPT2, _bpe(), _byte_level, options=_PREFIX)
+_GPT2_CLASS = TokenizerClass("BPE", _GPT2, _bpe(), _byte_level, options=("add_prefix_space",))
 _ROBERTA_CLASS = replace(_GPT2_CLASS, tokens=_ROBERTA, frame=_CLS_SEP)
 _XLM_ROBERTA_CLASS = TokenizerClass(
     "Unigram",
@@ -284,9 +281,9 @@ CLASSES: dict[str, TokenizerClass] = {
         lambda _: _split(" ", behavior="MergedWithPrevious"),
         lambda _settings, _file: _replace({"String": " "}, "▁"),
     ),
-    "CohereTokenizer": TokenizerClass(
-        "BPE",
-        {
+    "CohereTokenizer": replace(
+        _GPT2_CLASS,
+        tokens={
             "unk_token": "<UNK>",
             "bos_token": "<BOS_TOKEN>",
             "eos_token": "<|END_OF_TURN_TOKEN|>",
@@ -295,10 +292,8 @@ CLASSES: dict[str, TokenizerClass] = {
             "sep_token": "<SEP>",
             "mask_token": "<MASK_TOKEN>",
         },
-        _bpe(),
-        lambda settings: _sequence({"type": "Digits", "individual_digits": True}, _byte_level(settings)),
-        lambda _settings, _file: _NFC,
-        options=_PREFIX,
+        pre_tokenizer=lambda settings: _sequence({"type": "Digits", "individual_digits": True}, _byte_level(settings)),
+        normalizer=lambda _settings, _file: _NFC,
         adds_again=True,
     ),
     "CLIPTokenizer": TokenizerClass(

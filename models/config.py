@@ -16,7 +16,6 @@ from preblock.models.modules.per_layer_config import INPUTS, TOKEN_INPUTS, PerLa
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.signature import Signature
 from preblock.models.serialization import Count, Flag, Rule, Text, check_fields, config_of, to_document, with_tuples
-from preblock.models.step_documents import from_document
 from preblock.models.steps import (
     Levels,
     Mask,
@@ -28,6 +27,7 @@ from preblock.models.steps import (
     Step,
     Tokens,
     Weights,
+    from_document,
     indexed,
     names_of,
 )

@@ -6,10 +6,22 @@ Each step changes `x` (B, L, width). Sizes of 0 are filled in from a checkpoint'
 Letters: B batch, L length, V vocabulary, M maximum length, H rows and W columns of a grid.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
-from preblock.models.serialization import Epsilon, Finite, Flag, Keys, Rule, Text, Whole, check_fields
+from preblock.models.serialization import (
+    Epsilon,
+    Finite,
+    Flag,
+    Keys,
+    Rule,
+    Text,
+    Whole,
+    check_fields,
+    config_of,
+    with_tuples,
+)
 from preblock.models.sinusoid_tables import POSITIONS, RECIPES
 
 
@@ -246,3 +258,29 @@ def indexed(steps: tuple[Step, ...]) -> list[Segments]:
         if isinstance(step, Segments | Levels)
         for part in (step.levels if isinstance(step, Levels) else [step])
     ]
+
+
+KINDS: dict[str, type[Step]] = {step.kind: step for step in get_args(Step)}
+
+
+def from_document(document: Mapping[str, Any]) -> Step:
+    """Return the step of a document written by `to_document`.
+
+    Raises:
+        ValueError: the kind or a field is not known.
+
+    """
+    values = with_tuples(document)
+    try:
+        if "levels" in values:
+            values["levels"] = tuple(map(_level, values["levels"]))
+    except TypeError as error:
+        raise ValueError(f"{values.get('kind')}: {error}") from error
+    return config_of(values, KINDS)
+
+
+def _level(document: Any) -> Segments:
+    level = from_document({"kind": "segments", **document}) if isinstance(document, Mapping) else None
+    if not isinstance(level, Segments):
+        raise ValueError(f"levels: got {document!r}, expected tables with the fields of segments")
+    return level

@@ -64,18 +64,19 @@ class Proof:
         """
         config = self._frontend.config
         calls = table_calls(config.tokens.rows, [], None, config.widths[-1])
-        ids = ((call, call.inputs["input_ids"]) for call in calls)
-        return self._judge(
-            compare(self._frontend(given).numpy(), self._model.look_up(given).numpy(), call.arguments)
-            for call, given in ids
-        )
+        return self._judge(map(self._compare_lookup, calls))
 
     def compare(self, call: Call) -> ParityCase:
         """Compare one call."""
         found, expected = self._vectors(call)
         return compare(found.numpy(), expected.numpy(), call.arguments)
 
+    def _compare_lookup(self, call: Call) -> ParityCase:
+        ids = call.inputs["input_ids"]
+        return compare(self._frontend(ids).numpy(), self._model.look_up(ids).numpy(), call.arguments)
+
     def _judge(self, cases: Iterable[ParityCase]) -> OutputParity:
+        """Return the parity over `cases`; raise DiscoveryError at the first one that differs by too much."""
         found = []
         for case in cases:
             if not case.max_ulp <= self._allowed:

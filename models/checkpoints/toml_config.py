@@ -36,8 +36,7 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_data import FrontEndData
 from preblock.models.frontend_file import DESCRIPTION
 from preblock.models.modules.rotary_output import RotaryOutput
-from preblock.models.step_documents import from_document
-from preblock.models.steps import Step
+from preblock.models.steps import Step, from_document
 
 FURTHER = ("steps", "rotary", "no_rotary", "bias", "per_layer", "ngrams", "streams", "copies")
 """Fields of `FrontEndConfig` read apart from the plain values."""
