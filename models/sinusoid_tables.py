@@ -139,7 +139,7 @@ def library_table(recipe: str, rows: int, width: int, zero_row: int | None = Non
     return table
 
 
-def check_recipe(recipe: str, rows: int, width: int, zero_row: int | None = None) -> None:
+def check_recipe(recipe: str, rows: int, width: int, zero_row: int | None) -> None:
     """Raise ValueError unless `library_table` has a table for these arguments."""
     if rows < 1:
         raise ValueError(f"rows: got {rows}, expected 1 or more for a table {recipe!r}")

@@ -8,7 +8,7 @@ from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
 from preblock.models.modules.grid import FactorisedCells, SinusoidalGridEncoding
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
-from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser
+from preblock.models.modules.initialisers import Initialiser
 from preblock.models.modules.positions import (
     FixedPositionalEncoding,
     LearnedPositionalEncoding,
@@ -20,17 +20,15 @@ from preblock.models.sinusoid_tables import library_table
 from preblock.models.steps import Levels, Norm, Positions, Project, RmsNorm, Segments, Step, Tokens, Weights
 
 
-def build_module(
-    step: Step, width: int, config: FrontEndConfig, init: Initialiser = "normal", std: float = DEFAULT_STD
-) -> nn.Module | None:
+def build_module(step: Step, width: int, config: FrontEndConfig, init: Initialiser, std: float) -> nn.Module | None:
     """Return the module of a step of `config`; None for a step without one.
 
     Args:
         step: one of the steps of `config`.
         width: width of the vectors entering the step.
         config: configuration of the whole front-end.
-        init: initial values of the tables, a name of `INITIALISERS`; default "normal".
-        std: standard deviation of `init="normal"`; default 0.02.
+        init: initial values of the tables, a name of `INITIALISERS`.
+        std: standard deviation of `init="normal"`.
 
     Raises:
         ValueError: a size or `init` is not allowed.

@@ -15,6 +15,7 @@ from preblock.export.discovery.proof import Proof, refuse
 from preblock.export.discovery.refusals import explain
 from preblock.export.discovery.search import FoundSteps, Search
 from preblock.models.checkpoints.divided_tensors import describe_parts
+from preblock.models.checkpoints.family_lookup import row_name
 from preblock.models.checkpoints.other_names import describe_other_name
 from preblock.models.checkpoints.reader import limit_of
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
@@ -76,8 +77,7 @@ def discover(
     check_document(document)
     with quiet():
         model, found = _search(folder, document, side, tokens_only)
-        name = f"{document['model_type']}/{side}" if side else str(document["model_type"])
-        name += "/tokens" if tokens_only else ""
+        name = row_name(document, side) + ("/tokens" if tokens_only else "")
         frontend = _read(folder, name, found, count_bytes)
         for own in found.others:
             model.load(own, _read_tensor(folder, model.keys[own]))
@@ -126,8 +126,7 @@ def _search(
             return model, _find(folder, model, tokens_only)
         except DiscoveryError as error:
             errors.append(error)
-    model_type = str(document["model_type"])
-    raise explain(f"{model_type}/{side}" if side else model_type, errors[0])
+    raise explain(row_name(document, side), errors[0])
 
 
 def _find(folder: Path, model: BlocklessModel, tokens_only: bool) -> FoundSteps:

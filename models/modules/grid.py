@@ -186,17 +186,15 @@ class FactorisedCells(nn.Module):
         d_model: width D of a vector.
         height: H, rows of the grid.
         width: W, columns of the grid.
-        init: initial values of the tables, a name of `INITIALISERS`; default "normal".
-        std: standard deviation of `init="normal"`; default 0.02.
+        init: initial values of the tables, a name of `INITIALISERS`.
+        std: standard deviation of `init="normal"`.
 
     Raises:
         ValueError: `init` is not known, or `std` is not above 0.
 
     """
 
-    def __init__(
-        self, d_model: int, height: int, width: int, init: Initialiser = "normal", std: float = DEFAULT_STD
-    ) -> None:
+    def __init__(self, d_model: int, height: int, width: int, init: Initialiser, std: float) -> None:
         super().__init__()
         self.width = width
         self.rows = TokenEmbedding(height, d_model, init=init, std=std)

@@ -18,13 +18,13 @@ Initialiser = Literal["normal", "xavier_uniform", "zeros", "sinusoidal"]
 """Names of the `INITIALISERS`."""
 
 
-def initialise_(table: Tensor, init: Initialiser | Tensor = "normal", std: float = DEFAULT_STD) -> None:
+def initialise_(table: Tensor, init: Initialiser | Tensor, std: float) -> None:
     """Fill `table` as `init` says; a table on the device "meta" has no values to fill.
 
     Args:
         table: float (rows, D).
-        init: a name of `INITIALISERS`, or pretrained values of the shape of `table`; default "normal".
-        std: standard deviation of `init="normal"`; default 0.02.
+        init: a name of `INITIALISERS`, or pretrained values of the shape of `table`.
+        std: standard deviation of `init="normal"`.
 
     Raises:
         ValueError: `init` is not known or of another shape, `std` is not above 0, or D is odd for "sinusoidal".
