@@ -123,7 +123,7 @@ BERT: dict[str, Family] = {
     "camembert": _ROBERTA,
     "xlm-roberta-xl": replace(
         _ROBERTA,
-        steps=lambda c: _roberta(c)[:-1],
+        steps=lambda c: [token_step(WORDS), segment_step(TYPES), unpadded_position_step(PLACES, c("pad_token_id", 1))],
     ),
     # Its padding id is 1; the library ignores the config.
     "mpnet": replace(
