@@ -21,6 +21,7 @@ from preblock.models.checkpoints.consumers import consumers_of, inputs_beside
 from preblock.models.config import FrontEndConfig
 from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.signature import Signature, StemSignature
+from preblock.models.serialization import to_document
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import (
     Consumer,
@@ -64,8 +65,13 @@ def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Man
     if isinstance(config, FrontEndConfig):
         tables = _describe_tables(config, read_initializers(folder))
     else:
-        tables = _describe_traced(folder, signature.max_len)
+        from preblock.export.own_modules.kernel_tables import describe_kernel
+
+        tables = {"dtype": "float32", "kernel": describe_kernel(folder, signature.max_len)}
         common["versions"] |= _torch_version()
+    history = None
+    if signature.reset_id is not None:
+        history = History(tokens=signature.history, reset_id=signature.reset_id)
     if loaded.tables.tables:
         tables["ngram_tables"] = loaded.tables.tables
     return Manifest(
@@ -78,7 +84,7 @@ def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Man
         refused_ids=signature.refused_ids,
         resized=loaded.resized,
         sentence=loaded.sentence,
-        history=_describe_history(signature),
+        history=history,
         references=dict(loaded.tables.references),
         soft_prompts=dict(loaded.soft_prompts),
         **{"token_embeddings": None, "front_end": None, **steps},
@@ -88,16 +94,13 @@ def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Man
 
 
 def _describe_stem(loaded: LoadedSource, signature: StemSignature, common: dict[str, Any]) -> StemManifest:
-    from preblock.models.modules import stems
-
-    config: Any = loaded.frontend.config
     return StemManifest(
         dtype="float32",
         input=Tensor(name=signature.input, dtype="float32", shape=signature.shape),
         tokens=None if signature.patch_size else signature.rows,
         image_size=signature.image_size,
         patch_size=signature.patch_size,
-        front_end=stems.to_document(config),
+        front_end=to_document(loaded.frontend.config),
         **common | {"versions": common["versions"] | _torch_version()},
     )
 
@@ -117,17 +120,6 @@ def _describe_tables(config: FrontEndConfig, tensors: Mapping[str, onnx.TensorPr
         "kernel": find_kernel(config, tensors),
         "ngram_tables": find_ngram_tables(config, tensors),
     }
-
-
-def _describe_traced(folder: Path, max_len: int | None) -> dict[str, Any]:
-    """Return the same fields of a traced graph, found in its nodes."""
-    from preblock.export.own_modules.kernel_tables import describe_kernel
-
-    return {"dtype": "float32", "kernel": describe_kernel(folder, max_len)}
-
-
-def _describe_history(signature: Signature) -> History | None:
-    return None if signature.reset_id is None else History(tokens=signature.history, reset_id=signature.reset_id)
 
 
 def _describe_steps(loaded: LoadedSource, config: FrontEndConfig) -> dict[str, Any]:

@@ -210,15 +210,7 @@ def detect_format(folder: Path, options: ExportOptions) -> Format:
         if find_static(folder):
             options.refuse("a static embedding model")
             return "static"
-    except CheckpointError as error:
-        raise ExportError(str(error)) from error
-    _check_adapter(folder)
-    if not os.path.lexists(folder / CONFIG):
-        hint = "; it is an exported artifact already, ready for `preblock serve`" if _is_artifact(folder) else ""
-        found = describe_other_weights(folder)
-        hint = hint or describe_model_folder(folder, CONFIG) or (found and f", {found}")
-        raise ExportError(f"{folder}: the folder holds neither {CONFIG} nor {DESCRIPTION}{hint}")
-    try:
+        _check_whole_model(folder)
         document = read_json(folder / CONFIG)
         if is_stem(document, options.side):
             options.refuse("a stem", "front-ends of token ids", TOKEN_OPTIONS)
@@ -233,13 +225,18 @@ def detect_format(folder: Path, options: ExportOptions) -> Format:
     return "checkpoint"
 
 
-def _check_adapter(folder: Path) -> None:
-    """Raise ExportError for an adapter of PEFT: transformers would load it into the model."""
+def _check_whole_model(folder: Path) -> None:
+    """Raise ExportError for an adapter of PEFT, which transformers would load into its model, and without a config."""
     if os.path.lexists(folder / ADAPTER):
         raise ExportError(
             f"{folder}: {ADAPTER} belongs to an adapter of PEFT, expected a whole model; "
             "merge it into its model with merge_and_unload(), save the result into another folder, and export this one"
         )
+    if not os.path.lexists(folder / CONFIG):
+        hint = "; it is an exported artifact already, ready for `preblock serve`" if _is_artifact(folder) else ""
+        found = describe_other_weights(folder)
+        hint = hint or describe_model_folder(folder, CONFIG) or (found and f", {found}")
+        raise ExportError(f"{folder}: the folder holds neither {CONFIG} nor {DESCRIPTION}{hint}")
 
 
 def _needs_discovery(document: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@ Letters: B batch, L length.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,8 +38,6 @@ COMPARED_CHUNK_VALUES = 2**18
 """Values compared at once."""
 Float32 = NDArray[np.float32]
 Arguments = dict[str, JsonValue]
-CaseReport = Callable[[int, int, int], None]
-"""Receives the number of finished cases, the number of all cases, and the bytes of the last one."""
 
 
 def allowed_ulp(described: Described) -> float:

@@ -110,34 +110,20 @@ class NumpyReference:
     """
 
     def __init__(self, data: FrontEndData, stored: Mapping[str, RowTable] = MappingProxyType({})) -> None:
-        self._config, self._tensors, self._stored = data.config, data.tensors, stored
-
-    @property
-    def version(self) -> str:
-        """Name and version of the library."""
-        return f"numpy {np.__version__}"
-
-    @property
-    def signature(self) -> Signature:
-        """The inputs, sizes and promises of the graph."""
-        return self._config.signature
-
-    @property
-    def config(self) -> FrontEndConfig:
-        """The steps and further outputs."""
-        return self._config
+        self.config, self._tensors, self._stored = data.config, data.tensors, stored
+        self.signature, self.version = data.signature, f"numpy {np.__version__}"
 
     def vectors(self, feeds: Mapping[str, Int64]) -> Float32:
         """Return the vectors (B, L, D); arguments as in `Reference`."""
-        return self._run(self._config.steps, feeds["input_ids"], feeds["offset"], feeds, feeds.get("attention_mask"))
+        return self._run(self.config.steps, feeds["input_ids"], feeds["offset"], feeds, feeds.get("attention_mask"))
 
     def look_up(self, ids: Int64, scaled: bool = True) -> Float32:
         """Return the model's own lookup, or the rows of its token table."""
-        return self._run(self._config.steps[: self._config.lookup if scaled else 1], ids, np.zeros(1, np.int64))
+        return self._run(self.config.steps[: self.config.lookup if scaled else 1], ids, np.zeros(1, np.int64))
 
     def per_layer_outputs(self, ids: Int64) -> dict[str, Float32]:
         """Return the inputs of all layers by name."""
-        config = self._config.per_layer
+        config = self.config.per_layer
         assert config is not None
         shape = (*ids.shape, config.layers, config.width)
         known = np.where(ids < config.rows, ids, 0)
@@ -151,9 +137,9 @@ class NumpyReference:
 
     def ngram_outputs(self, ids: Int64, context: Int64) -> dict[str, Array]:
         """Return row ids and, with tables, their embeddings."""
-        config = self._config.ngrams
+        config = self.config.ngrams
         assert config is not None
-        row_ids = ngram_row_ids(config, self._config.tokens.rows, ids, context)
+        row_ids = ngram_row_ids(config, self.config.tokens.rows, ids, context)
         if config.referenced:
             return {NGRAM_ROW_IDS: row_ids}
         layers = [
@@ -165,7 +151,7 @@ class NumpyReference:
     def rotary_outputs(self, ids: Int64, offset: Int64) -> dict[str, Float32]:
         """Return cosines and sines by name."""
         position, outputs = np.arange(ids.shape[1]) + offset.reshape(-1, 1), dict[str, Float32]()
-        for output, frequencies in zip(self._config.rotary, self._frequencies, strict=True):
+        for output, frequencies in zip(self.config.rotary, self._frequencies, strict=True):
             # The product of position and frequency is rounded to the type of the model; its cosine is not.
             angle = (position[..., None].astype(frequencies.dtype) * frequencies).astype(np.float64)
             factor = np.float32(attention_factor(output.config))
@@ -175,8 +161,8 @@ class NumpyReference:
 
     def bias(self, lengths: Mapping[str, int]) -> Float32:
         """Return the attention bias, or the rows of a relative sinusoid."""
-        assert self._config.bias is not None
-        match self._config.bias:
+        assert self.config.bias is not None
+        match self.config.bias:
             case AlibiConfig() as config:
                 return _alibi(config, **lengths)
             case T5Config() as config:
@@ -186,14 +172,14 @@ class NumpyReference:
 
     @cached_property
     def _frequencies(self) -> list[Array]:
-        return [rotary_frequencies(output.config) for output in self._config.rotary]
+        return [rotary_frequencies(output.config) for output in self.config.rotary]
 
     @cached_property
     def _library_table(self) -> Float32:
         """The table of a sinusoid recipe, rounded as every step is."""
-        step = self._config.positions
+        step = self.config.positions
         assert step is not None
-        width = self._config.widths[self._config.steps.index(step)]
+        width = self.config.widths[self.config.steps.index(step)]
         table: Float32 = self._rounded(library_table(step.table, step.rows, width, step.zero_row))
         return table
 
@@ -244,7 +230,7 @@ class NumpyReference:
 
     def _rounded(self, x: Any) -> Any:
         """Return `x` rounded to the arithmetic of the config, in float32."""
-        return _round(x, self._config.arithmetic)
+        return _round(x, self.config.arithmetic)
 
     def _index_rows(self, part: Segments, name: str, ids: Int64, indices: Mapping[str, Int64]) -> Float32:
         """Return the rows of a further index; an omitted one is 0."""
@@ -258,7 +244,7 @@ class NumpyReference:
         if step.counts == "slots":
             return start + np.arange(step.first, step.first + ids.shape[1])
         if step.counts == "ids":
-            real = ids != (self._config.padding_idx or 0)
+            real = ids != (self.config.padding_idx or 0)
         else:
             real = np.ones(ids.shape, np.bool_) if mask is None else mask != 0
         # Padding takes the row before the first.

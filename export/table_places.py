@@ -37,8 +37,6 @@ def find_kernel(config: FrontEndConfig, tensors: Mapping[str, TensorProto]) -> K
     if any(tensor.data_type != TensorProto.FLOAT or not tensor.external_data for tensor in (tokens, table)):
         return None
     begins = [place_of(tensor)[0] for tensor in (tokens, table)]
-    if any(begin % 4 for begin in begins):
-        return None
     rows, width = tokens.dims
     return Kernel(
         tokens=KernelTokens(begin=begins[0], rows=rows, width=width, scale=scale),

@@ -200,8 +200,6 @@ OPTIONS = {
     "add_prefix_space": "add_prefix_space",
 }
 """Settings with their keys in a normalizer or pre-tokenizer."""
-_BERT_OPTIONS, _PREFIX = ("do_lower_case", "strip_accents", "tokenize_chinese_chars"), ("add_prefix_space",)
-_WORD_PIECE = {"unk_token": _UNK, "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
 _BERT = {
     "unk_token": "[UNK]",
     "sep_token": "[SEP]",
@@ -218,64 +216,55 @@ _ROBERTA = {
     "pad_token": "<pad>",
     "mask_token": "<mask>",
 }
+_DEBERTA = _BERT | {"bos_token": "[CLS]", "eos_token": "[SEP]"}
 _GPT2 = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
 _QWEN2 = dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>")
 _LLAMA = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 _CLS_SEP, _BOS_EOS = ("cls_token", "sep_token"), ("bos_token", "eos_token")
 _NFC = {"type": "NFC"}
-_UNIGRAM: dict[str, Any] = {"byte_fallback": False}
 
 
 def _qwen(pattern: str) -> TokenizerClass:
-    return TokenizerClass(
-        "BPE",
-        _QWEN2,
-        _bpe(),
-        lambda settings: _sequence(_split(pattern), _byte_level(settings, use_regex=False)),
-        lambda _settings, _file: _NFC,
-        options=_PREFIX,
+    return replace(
+        _GPT2_CLASS,
+        tokens=_QWEN2,
+        pre_tokenizer=lambda settings: _sequence(_split(pattern), _byte_level(settings, use_regex=False)),
+        normalizer=lambda _settings, _file: _NFC,
     )
 
 
+_BERT_CLASS = TokenizerClass(
+    "WordPiece",
+    _BERT,
+    {"unk_token": _UNK, "continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
+    lambda _: {"type": "BertPreTokenizer"},
+    _bert_text,
+    frame=_CLS_SEP,
+    options=("do_lower_case", "strip_accents", "tokenize_chinese_chars"),
+)
+_GPT2_CLASS = TokenizerClass("BPE", _GPT2, _bpe(), _byte_level, options=("add_prefix_space",))
+_ROBERTA_CLASS = replace(_GPT2_CLASS, tokens=_ROBERTA, frame=_CLS_SEP)
+_XLM_ROBERTA_CLASS = TokenizerClass(
+    "Unigram",
+    _ROBERTA,
+    {"byte_fallback": False},
+    _words,
+    _charsmap,
+    lambda _settings, _vocabulary: 3,
+    frame=_BOS_EOS,
+)
 CLASSES: dict[str, TokenizerClass] = {
-    "BertTokenizer": TokenizerClass(
-        "WordPiece",
-        _BERT,
-        _WORD_PIECE,
-        lambda _: {"type": "BertPreTokenizer"},
-        _bert_text,
-        frame=_CLS_SEP,
-        options=_BERT_OPTIONS,
-    ),
-    "MPNetTokenizer": TokenizerClass(
-        "WordPiece",
-        _ROBERTA | {"unk_token": "[UNK]"},
-        _WORD_PIECE,
-        lambda _: {"type": "BertPreTokenizer"},
-        _bert_text,
-        frame=_CLS_SEP,
-        options=_BERT_OPTIONS,
-        lstrip_mask=True,
-    ),
-    "GPT2Tokenizer": TokenizerClass("BPE", _GPT2, _bpe(), _byte_level, options=_PREFIX),
-    "GPTNeoXTokenizer": TokenizerClass(
-        "BPE",
-        _GPT2 | {"pad_token": "<|padding|>"},
-        _bpe(),
-        _byte_level,
-        lambda _settings, _file: _NFC,
+    "BertTokenizer": _BERT_CLASS,
+    "MPNetTokenizer": replace(_BERT_CLASS, tokens=_ROBERTA | {"unk_token": "[UNK]"}, lstrip_mask=True),
+    "GPT2Tokenizer": _GPT2_CLASS,
+    "GPTNeoXTokenizer": replace(
+        _GPT2_CLASS,
+        tokens=_GPT2 | {"pad_token": "<|padding|>"},
+        normalizer=lambda _settings, _file: _NFC,
         frame=(None, None),
-        options=_PREFIX,
     ),
-    "RobertaTokenizer": TokenizerClass("BPE", _ROBERTA, _bpe(), _byte_level, frame=_CLS_SEP, options=_PREFIX),
-    "DebertaTokenizer": TokenizerClass(
-        "BPE",
-        _BERT | {"bos_token": "[CLS]", "eos_token": "[SEP]"},
-        _bpe(),
-        _byte_level,
-        frame=_CLS_SEP,
-        options=_PREFIX,
-    ),
+    "RobertaTokenizer": _ROBERTA_CLASS,
+    "DebertaTokenizer": replace(_ROBERTA_CLASS, tokens=_DEBERTA),
     "Qwen2Tokenizer": replace(_qwen(QWEN2_SPLIT), adds_again=True),
     "Qwen3_5Tokenizer": _qwen(QWEN3_5_SPLIT),
     "LlamaTokenizer": TokenizerClass("BPE", _LLAMA, _bpe(fuse_unk=True, byte_fallback=True), _llama_words),
@@ -292,9 +281,9 @@ CLASSES: dict[str, TokenizerClass] = {
         lambda _: _split(" ", behavior="MergedWithPrevious"),
         lambda _settings, _file: _replace({"String": " "}, "▁"),
     ),
-    "CohereTokenizer": TokenizerClass(
-        "BPE",
-        {
+    "CohereTokenizer": replace(
+        _GPT2_CLASS,
+        tokens={
             "unk_token": "<UNK>",
             "bos_token": "<BOS_TOKEN>",
             "eos_token": "<|END_OF_TURN_TOKEN|>",
@@ -303,10 +292,8 @@ CLASSES: dict[str, TokenizerClass] = {
             "sep_token": "<SEP>",
             "mask_token": "<MASK_TOKEN>",
         },
-        _bpe(),
-        lambda settings: _sequence({"type": "Digits", "individual_digits": True}, _byte_level(settings)),
-        lambda _settings, _file: _NFC,
-        options=_PREFIX,
+        pre_tokenizer=lambda settings: _sequence({"type": "Digits", "individual_digits": True}, _byte_level(settings)),
+        normalizer=lambda _settings, _file: _NFC,
         adds_again=True,
     ),
     "CLIPTokenizer": TokenizerClass(
@@ -317,52 +304,34 @@ CLASSES: dict[str, TokenizerClass] = {
         lambda _settings, _file: _sequence(_NFC, _replace({"Regex": r"\s+"}, " "), {"type": "Lowercase"}),
         frame=_BOS_EOS,
     ),
-    "T5Tokenizer": TokenizerClass(
-        "Unigram",
-        {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
-        _UNIGRAM,
-        lambda _: _words({}),
-        _charsmap,
-        lambda _settings, _vocabulary: 2,
+    "T5Tokenizer": replace(
+        _XLM_ROBERTA_CLASS,
+        tokens={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+        pre_tokenizer=lambda _: _words({}),
+        unknown=lambda _settings, _vocabulary: 2,
         frame=(None, "eos_token"),
         named=_sentinels,
     ),
-    "XLMRobertaTokenizer": TokenizerClass(
-        "Unigram",
-        _ROBERTA,
-        _UNIGRAM,
-        _words,
-        _charsmap,
-        lambda _settings, _vocabulary: 3,
-        frame=_BOS_EOS,
-    ),
-    "CamembertTokenizer": TokenizerClass(
-        "Unigram",
-        _ROBERTA,
-        _UNIGRAM,
-        _words,
-        _charsmap,
-        lambda settings, vocabulary: _index(vocabulary, settings["unk_token"], 0),
-        frame=_BOS_EOS,
+    "XLMRobertaTokenizer": _XLM_ROBERTA_CLASS,
+    "CamembertTokenizer": replace(
+        _XLM_ROBERTA_CLASS,
+        unknown=lambda settings, vocabulary: _index(vocabulary, settings["unk_token"], 0),
         lstrip_mask=True,
         named=lambda settings: _additional(settings) or ["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"],
     ),
-    "AlbertTokenizer": TokenizerClass(
-        "Unigram",
-        _BERT | {"bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "pad_token": "<pad>"},
-        _UNIGRAM,
-        _words,
-        _albert_text,
-        lambda _settings, _vocabulary: 1,
+    "AlbertTokenizer": replace(
+        _XLM_ROBERTA_CLASS,
+        tokens=_DEBERTA | {"unk_token": "<unk>", "pad_token": "<pad>"},
+        normalizer=_albert_text,
+        unknown=lambda _settings, _vocabulary: 1,
         frame=_CLS_SEP,
     ),
-    "DebertaV2Tokenizer": TokenizerClass(
-        "Unigram",
-        _BERT | {"bos_token": "[CLS]", "eos_token": "[SEP]"},
-        _UNIGRAM,
-        _deberta_words,
-        _deberta_text,
-        _deberta_unknown,
+    "DebertaV2Tokenizer": replace(
+        _XLM_ROBERTA_CLASS,
+        tokens=_DEBERTA,
+        pre_tokenizer=_deberta_words,
+        normalizer=_deberta_text,
+        unknown=_deberta_unknown,
         frame=_CLS_SEP,
     ),
 }

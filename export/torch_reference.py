@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from preblock.export.reference import Array, Float32
 from preblock.export.stored_tables import NarrowTable
-from preblock.models.config import FrontEndConfig
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_data import FrontEndData
-from preblock.models.modules.signature import Signature
 from preblock.models.modules.tokens import TokenEmbedding
 from preblock.models.torch_arrays import tensor_of
 from preblock.service.artifacts.names import CONTEXT
@@ -54,7 +52,8 @@ class TorchReference:
     version = VERSION
 
     def __init__(self, frontend: FrontEnd | CustomFrontEnd) -> None:
-        self.frontend = frontend.eval()
+        self.frontend, self.signature = frontend.eval(), frontend.signature
+        self.config = frontend.config if isinstance(frontend, FrontEnd) else None
 
     @staticmethod
     def of(data: FrontEndData, stored: Mapping[str, NarrowTable] = MappingProxyType({})) -> "TorchReference":
@@ -87,16 +86,6 @@ class TorchReference:
                 widened = torch.from_numpy(take(np.arange(shapes[name][0])))
                 setattr(frontend.get_submodule(place), part, nn.Parameter(widened))
         return TorchReference(frontend)
-
-    @property
-    def signature(self) -> Signature:
-        """The inputs, sizes and promises of the graph."""
-        return self.frontend.signature
-
-    @property
-    def config(self) -> FrontEndConfig | None:
-        """The steps and further outputs; None for somebody's own module."""
-        return self.frontend.config if isinstance(self.frontend, FrontEnd) else None
 
     def vectors(self, feeds: Mapping[str, Int64]) -> Float32:
         """Return the vectors (B, L, D); arguments as in `Reference`."""

@@ -23,6 +23,7 @@ from preblock.export.source import LoadedSource
 from preblock.export.stored_tables import NarrowTable, read_data
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_data import FrontEndData
+from preblock.models.serialization import config_of
 from preblock.models.torch_import import MissingTorchError, import_torch
 from preblock.service.artifacts.io import check_files, read, read_manifest, write
 from preblock.service.artifacts.manifest import Artifact, Manifest, StemManifest, TokenEmbeddings
@@ -175,7 +176,7 @@ def _build_again(manifest: Artifact, document: dict[str, Any], folder: Path) -> 
         from preblock.export.stems.graph import read_stem_weights
         from preblock.models.modules import stems
 
-        stem_config = stems.from_document(document)
+        stem_config = config_of(document, stems.KINDS)
         stem = stems.from_tensors(stem_config, read_stem_weights(folder, stem_config))
         return stem, partial(prove_stem_artifact, stem)
     data, stored = read_data(folder, FrontEndConfig.from_document(document))

@@ -5,19 +5,17 @@ Letters: L length, D model width, M maximum length.
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from preblock.models.modules import bias as biases
-from preblock.models.modules.bias import BiasConfig
+from preblock.models.modules.bias import KINDS, BiasConfig
 from preblock.models.modules.ngram_config import CONTEXT, NGRAMS, NgramConfig
 from preblock.models.modules.per_layer_config import INPUTS, TOKEN_INPUTS, PerLayerConfig
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.signature import Signature
-from preblock.models.serialization import Count, Flag, Rule, Text, check_fields
-from preblock.models.step_documents import from_document, to_document
+from preblock.models.serialization import Count, Flag, Rule, Text, check_fields, config_of, to_document, with_tuples
 from preblock.models.steps import (
     Levels,
     Mask,
@@ -29,6 +27,7 @@ from preblock.models.steps import (
     Step,
     Tokens,
     Weights,
+    from_document,
     indexed,
     names_of,
 )
@@ -82,6 +81,8 @@ class FrontEndConfig:
         ValueError: the fields do not describe a front-end; the message names the field.
 
     """
+
+    absent: ClassVar[tuple[str, ...]] = ("per_layer", "ngrams", "streams", "copies")
 
     family: Text
     steps: tuple[Step, ...]
@@ -168,14 +169,7 @@ class FrontEndConfig:
 
     def to_document(self) -> dict[str, Any]:
         """Return the config as plain values, without the names of tensors in a checkpoint."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        values |= {"steps": [to_document(step) for step in self.steps], "refused_ids": list(self.refused_ids)}
-        values["rotary"] = [output.to_document() for output in self.rotary]
-        values["bias"] = None if self.bias is None else biases.to_document(self.bias)
-        values["per_layer"] = None if self.per_layer is None else self.per_layer.to_document()
-        values["ngrams"] = None if self.ngrams is None else self.ngrams.to_document()
-        absent = {"per_layer": None, "ngrams": None, "streams": 1, "copies": 1}
-        return {name: value for name, value in values.items() if name not in absent or value != absent[name]}
+        return to_document(self)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "FrontEndConfig":
@@ -185,17 +179,16 @@ class FrontEndConfig:
             ValueError: a step, a rotary output or a bias is not known.
 
         """
-        steps = tuple(from_document(step) for step in document["steps"])
-        rotary = tuple(RotaryOutput.from_document(output) for output in document["rotary"])
-        bias = None if document["bias"] is None else biases.from_document(document["bias"])
-        further: dict[str, Any] = {"steps": steps, "rotary": rotary, "bias": bias}
-        further["refused_ids"] = tuple(document["refused_ids"])
-        if document.get("per_layer") is not None:
-            further["per_layer"] = PerLayerConfig(**document["per_layer"])
-        if document.get("ngrams") is not None:
-            ngrams = document["ngrams"]
-            further["ngrams"] = NgramConfig(**{**ngrams, "layers": tuple(ngrams["layers"])})
-        return cls(**{**document, **further})
+        readers: dict[str, Callable[[Any], Any]] = {
+            "steps": lambda steps: tuple(map(from_document, steps)),
+            "rotary": lambda outputs: tuple(map(RotaryOutput.from_document, outputs)),
+            "refused_ids": tuple,
+            "bias": lambda bias: config_of(bias, KINDS),
+            "per_layer": lambda values: PerLayerConfig(**values),
+            "ngrams": lambda values: NgramConfig(**with_tuples(values)),
+        }
+        given = {name: document[name] for name in readers if document.get(name) is not None}
+        return cls(**{**document, **{name: readers[name](value) for name, value in given.items()}})
 
     @property
     def tokens(self) -> Tokens:

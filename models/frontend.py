@@ -14,7 +14,6 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.config_check import check_described
 from preblock.models.frontend_data import FrontEndData
 from preblock.models.frontend_file import write_frontend
-from preblock.models.modules.bias_modules import Bias, build_bias
 from preblock.models.modules.grid import FactorisedCells
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.indices import check_indices
@@ -30,11 +29,10 @@ from preblock.models.modules.positions import (
     check_position_ids,
     positions_of,
 )
-from preblock.models.modules.root_mean_square_norm import RootMeanSquareNorm
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from preblock.models.modules.signature import Signature
 from preblock.models.modules.tokens import TokenEmbedding
-from preblock.models.step_modules import build_module
+from preblock.models.step_modules import Bias, build_bias, build_module
 from preblock.models.steps import (
     Levels,
     Mask,
@@ -80,7 +78,7 @@ class FrontEnd(nn.Module):
         | FactorisedCells
     )
     norm: nn.LayerNorm
-    rms_norm: RootMeanSquareNorm
+    rms_norm: nn.RMSNorm
     project: nn.Linear
     bias: Bias
     per_layer: PerLayerInputs

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from preblock.models.config import FrontEndConfig
 from preblock.models.modules.bias import T5Config
-from preblock.models.modules.rotary_config import RotaryConfig, rotary_frequencies
+from preblock.models.modules.rotary_config import rotary_frequencies
 from preblock.models.modules.signature import Signature
-from preblock.models.sinusoid_tables import RECIPES, check_recipe
-from preblock.models.steps import Levels, Positions, Project, Segments, Step, Tokens, Weights, names_of, parameters
+from preblock.models.sinusoid_tables import RECIPES, check_grid_width, check_recipe
+from preblock.models.steps import Positions, names_of, parameters
 
 Array = NDArray[Any]
 STORED = ("learned", "hybrid", "factorised")
@@ -47,8 +47,11 @@ class FrontEndData:
         for step, width in zip(self.config.steps, (0, *self.config.widths), strict=False):
             if isinstance(step, Positions):
                 _check_derived(step, width)
-        for output in self.config.rotary:
-            _check_rotary(output.config)
+        try:
+            for output in self.config.rotary:
+                rotary_frequencies(output.config)
+        except OverflowError as error:
+            raise ValueError(f"rotary: {error}") from error
         padding, rows = self.config.padding_idx, self.config.tokens.rows
         if padding is not None and not 0 <= padding < rows:
             raise ValueError(f"padding_idx: got {padding}, expected 0 to {rows - 1}")
@@ -67,7 +70,7 @@ def shapes_of(config: FrontEndConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name, step, width in zip(names_of(config.steps), config.steps, (0, *config.widths), strict=False):
         if not isinstance(step, Positions) or step.table in STORED:
-            shapes |= {f"{name}.{parameter}": _shape_of(step, parameter, width) for parameter in parameters(step)}
+            shapes |= {f"{name}.{own}": parameter.shape for own, parameter in parameters(step, width).items()}
     if isinstance(config.bias, T5Config):
         shapes["bias.weight"] = (config.bias.buckets, config.bias.heads)
     if (layers := config.per_layer) is not None:
@@ -81,45 +84,12 @@ def shapes_of(config: FrontEndConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _shape_of(step: Step, parameter: str, width: int) -> tuple[int, ...]:
-    """Return the shape of a parameter of `step`, for vectors of `width`."""
-    match step:
-        case Tokens():
-            return step.rows, step.width
-        case Weights():
-            return step.rows, 1
-        case Segments():
-            return step.rows, width
-        case Levels():
-            return step.levels[int(parameter.partition(".")[0])].rows, width
-        case Positions(grid=(height, columns), table="factorised"):
-            return height if parameter == "rows.weight" else columns, width
-        case Positions():
-            return step.rows, width
-        case Project():
-            return (step.width, width) if parameter == "weight" else (step.width,)
-        case _:
-            return (width,)
-
-
 def _check_derived(step: Positions, width: int) -> None:
     """Raise ValueError unless the table of `step`, if it is derived, exists for vectors of `width`."""
     if step.grid and step.table == "exact":
-        if width % 4:
-            raise ValueError(
-                f"d_model: got {width}, expected a multiple of 4: half for the row and half for the column, "
-                "each in pairs of sine and cosine"
-            )
+        check_grid_width(width)
     elif step.table in ("exact", "hybrid"):
         if width % 2:
             raise ValueError(f"d_model: got {width}, expected an even width, since sines and cosines come in pairs")
     elif step.table in RECIPES:
         check_recipe(step.table, step.rows, width, step.zero_row)
-
-
-def _check_rotary(config: RotaryConfig) -> None:
-    """Raise ValueError unless the frequencies can be computed."""
-    try:
-        rotary_frequencies(config)
-    except OverflowError as error:
-        raise ValueError(f"rotary: {error}") from error

@@ -6,7 +6,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from preblock.models.step_documents import to_document
+from preblock.models.serialization import to_document
 from preblock.models.steps import Step, names_of, parameters
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
 from numbers import Integral
 from types import NoneType, UnionType
@@ -60,6 +61,34 @@ def config_of(document: Mapping[str, Any], kinds: Mapping[str, type[T]]) -> T:
         return kinds[kind](**values)
     except TypeError as error:
         raise ValueError(f"{kind}: {error}") from error
+
+
+def to_document(config: Any) -> dict[str, Any]:
+    """Return a config as plain values: its kind, and its fields without the names of tensors in a checkpoint.
+
+    A class may name fields in `absent`: they are left out at their defaults.
+    """
+    document = {"kind": config.kind} if hasattr(config, "kind") else {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        named = field.name in ("weight", "weights", "columns") and value is not None
+        if not named and (field.name not in getattr(config, "absent", ()) or value != field.default):
+            document[field.name] = _plain(value)
+    for level in document.get("levels", ()):
+        del level["kind"]  # always segments
+    return document
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return value.to_document() if hasattr(value, "to_document") else to_document(value)
+    # Texts in a tuple are names of tensors.
+    return [_plain(part) for part in value if not isinstance(part, str)] if isinstance(value, tuple) else value
+
+
+def with_tuples(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a document, each list as a tuple."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
 
 
 def check_fields(config: Any, prefix: str = "") -> None:

@@ -7,7 +7,7 @@ Letters: D width of a vector, `...` any shape of positions.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
@@ -86,8 +86,8 @@ def exact_sinusoids(positions: NDArray[np.int64], width: int, base: float = 1000
     quarters = np.rint(turn * 4)
     angle = turn - quarters * 0.25 + position * third + position * rest
     square = angle * angle
-    sine = (angle * _polynomial(square, SINE)).astype(np.float32)
-    cosine = _polynomial(square, COSINE).astype(np.float32)
+    sine = (angle * polynomial(square, SINE)).astype(np.float32)
+    cosine = polynomial(square, COSINE).astype(np.float32)
     quarters = quarters.astype(np.float32)
     turned = np.abs(quarters)
     along, across = 1 - turned, quarters * (2 - turned)
@@ -97,12 +97,21 @@ def exact_sinusoids(positions: NDArray[np.int64], width: int, base: float = 1000
     return vectors
 
 
-def _polynomial(x: NDArray[np.float64], coefficients: tuple[float, ...]) -> NDArray[np.float64]:
-    """Return sum(coefficients[k] * x^k), by Horner's rule."""
-    value = np.full_like(x, coefficients[-1])
+def polynomial(x: Any, coefficients: Sequence[Any]) -> Any:
+    """Return sum(coefficients[k] * x^k), by Horner's rule, for an array or a tensor."""
+    value = coefficients[-1]
     for coefficient in coefficients[-2::-1]:
         value = value * x + coefficient
     return value
+
+
+def check_grid_width(width: int) -> None:
+    """Raise ValueError unless rows and columns of a grid have sinusoids side by side in `width` columns."""
+    if width % 4:
+        raise ValueError(
+            f"d_model: got {width}, expected a multiple of 4: half for the row and half for the column, "
+            "each in pairs of sine and cosine"
+        )
 
 
 def library_table(recipe: str, rows: int, width: int, zero_row: int | None = None) -> NDArray[np.float32]:
@@ -130,7 +139,7 @@ def library_table(recipe: str, rows: int, width: int, zero_row: int | None = Non
     return table
 
 
-def check_recipe(recipe: str, rows: int, width: int, zero_row: int | None = None) -> None:
+def check_recipe(recipe: str, rows: int, width: int, zero_row: int | None) -> None:
     """Raise ValueError unless `library_table` has a table for these arguments."""
     if rows < 1:
         raise ValueError(f"rows: got {rows}, expected 1 or more for a table {recipe!r}")

@@ -1,34 +1,34 @@
-"""The PyTorch module of each step of a front-end."""
+"""The PyTorch module of each step of a front-end, and of its attention bias."""
 
 import torch
 from torch import nn
 
 from preblock.models.config import FrontEndConfig
+from preblock.models.modules.alibi import AlibiBias
+from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
 from preblock.models.modules.grid import FactorisedCells, SinusoidalGridEncoding
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
-from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser
+from preblock.models.modules.initialisers import Initialiser
 from preblock.models.modules.positions import (
     FixedPositionalEncoding,
     LearnedPositionalEncoding,
     SinusoidalPositionalEncoding,
 )
-from preblock.models.modules.root_mean_square_norm import RootMeanSquareNorm
-from preblock.models.modules.tokens import TokenEmbedding, TokenWeights
+from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
+from preblock.models.modules.tokens import TokenEmbedding
 from preblock.models.sinusoid_tables import library_table
 from preblock.models.steps import Levels, Norm, Positions, Project, RmsNorm, Segments, Step, Tokens, Weights
 
 
-def build_module(
-    step: Step, width: int, config: FrontEndConfig, init: Initialiser = "normal", std: float = DEFAULT_STD
-) -> nn.Module | None:
+def build_module(step: Step, width: int, config: FrontEndConfig, init: Initialiser, std: float) -> nn.Module | None:
     """Return the module of a step of `config`; None for a step without one.
 
     Args:
         step: one of the steps of `config`.
         width: width of the vectors entering the step.
         config: configuration of the whole front-end.
-        init: initial values of the tables, a name of `INITIALISERS`; default "normal".
-        std: standard deviation of `init="normal"`; default 0.02.
+        init: initial values of the tables, a name of `INITIALISERS`.
+        std: standard deviation of `init="normal"`.
 
     Raises:
         ValueError: a size or `init` is not allowed.
@@ -38,7 +38,7 @@ def build_module(
         case Tokens():
             return TokenEmbedding(step.rows, step.width, padding_idx=config.padding_idx, init=init, std=std)
         case Weights():
-            return TokenWeights(step.rows)
+            return TokenEmbedding(step.rows, 1, init=torch.ones(step.rows, 1))
         case Segments():
             return TokenEmbedding(step.rows, width, init=init, std=std) if step.table == "own" else None
         case Levels():
@@ -66,8 +66,27 @@ def build_module(
         case Norm():
             return nn.LayerNorm(width, eps=step.eps, bias=step.bias is not None)
         case RmsNorm():
-            return RootMeanSquareNorm(width, eps=step.eps, weighted=step.weight is not None)
+            return nn.RMSNorm(width, eps=step.eps, elementwise_affine=step.weight is not None)
         case Project():
             return nn.Linear(width, step.width, bias=step.bias is not None)
         case _:
             return None
+
+
+Bias = AlibiBias | T5RelativeBias | RelativeSinusoid
+
+
+def build_bias(config: BiasConfig) -> Bias:
+    """Return the module of a pairwise attention bias.
+
+    Raises:
+        ValueError: the module does not allow a value.
+
+    """
+    match config:
+        case AlibiConfig():
+            return AlibiBias(config.heads, config.anchor, config.recipe, config.arithmetic, config.divisor)
+        case T5Config():
+            return T5RelativeBias(config.heads, config.buckets, config.max_distance, config.bidirectional)
+        case RelativeSinusoidConfig():
+            return RelativeSinusoid(config.width, config.clamp_len, config.bidirectional)

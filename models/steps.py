@@ -6,10 +6,22 @@ Each step changes `x` (B, L, width). Sizes of 0 are filled in from a checkpoint'
 Letters: B batch, L length, V vocabulary, M maximum length, H rows and W columns of a grid.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
-from preblock.models.serialization import Epsilon, Finite, Flag, Keys, Rule, Text, Whole, check_fields
+from preblock.models.serialization import (
+    Epsilon,
+    Finite,
+    Flag,
+    Keys,
+    Rule,
+    Text,
+    Whole,
+    check_fields,
+    config_of,
+    with_tuples,
+)
 from preblock.models.sinusoid_tables import POSITIONS, RECIPES
 
 
@@ -197,24 +209,36 @@ class Mask(_Checked):
 Step = Tokens | Scale | Weights | Segments | Levels | Positions | Norm | RmsNorm | Project | Mask
 
 
-def parameters(step: Step) -> dict[str, Keys]:
-    """Return the checkpoint names of a step's parameters, by their names in its module."""
+class Parameter(NamedTuple):
+    """A trained tensor of a step: its names in a checkpoint, and its shape."""
+
+    keys: Keys
+    shape: tuple[int, ...]
+
+
+def parameters(step: Step, width: int = 0) -> dict[str, Parameter]:
+    """Return the parameters of a step for vectors of `width`, by their names in its module."""
+    found: dict[str, tuple[Keys | None, tuple[int, ...]]] = {}
     match step:
-        case Segments(table="tokens"):
-            return {}
+        case Tokens():
+            found = {"weight": (step.weight, (step.rows, step.width))}
+        case Weights():
+            found = {"weight": (step.weight, (step.rows, 1))}
         case Levels():
-            own = {str(place): level for place, level in enumerate(step.levels) if level.table == "own"}
-            return {f"{place}.weight": level.weight for place, level in own.items()}
+            own = {place: level for place, level in enumerate(step.levels) if level.table == "own"}
+            found = {f"{place}.weight": (level.weight, (level.rows, width)) for place, level in own.items()}
         case Positions(table="factorised"):
-            return {"rows.weight": step.weight, "columns.weight": step.columns}
-        case Norm() | Project():
-            return {"weight": step.weight} | ({} if step.bias is None else {"bias": step.bias})
+            rows, columns = step.grid or (0, 0)
+            found = {"rows.weight": (step.weight, (rows, width)), "columns.weight": (step.columns, (columns, width))}
+        case Segments(table="own") | Positions():
+            found = {"weight": (step.weight, (step.rows, width))}
+        case Norm():
+            found = {"weight": (step.weight, (width,)), "bias": (step.bias, (width,))}
         case RmsNorm():
-            return {} if step.weight is None else {"weight": step.weight}
-        case Tokens() | Weights() | Segments() | Positions():
-            return {"weight": step.weight}
-        case _:
-            return {}
+            found = {"weight": (step.weight, (width,))}
+        case Project():
+            found = {"weight": (step.weight, (step.width, width)), "bias": (step.bias, (step.width,))}
+    return {name: Parameter(keys, shape) for name, (keys, shape) in found.items() if keys is not None}
 
 
 def names_of(steps: tuple[Step, ...]) -> list[str]:
@@ -234,3 +258,29 @@ def indexed(steps: tuple[Step, ...]) -> list[Segments]:
         if isinstance(step, Segments | Levels)
         for part in (step.levels if isinstance(step, Levels) else [step])
     ]
+
+
+KINDS: dict[str, type[Step]] = {step.kind: step for step in get_args(Step)}
+
+
+def from_document(document: Mapping[str, Any]) -> Step:
+    """Return the step of a document written by `to_document`.
+
+    Raises:
+        ValueError: the kind or a field is not known.
+
+    """
+    values = with_tuples(document)
+    try:
+        if "levels" in values:
+            values["levels"] = tuple(map(_level, values["levels"]))
+    except TypeError as error:
+        raise ValueError(f"{values.get('kind')}: {error}") from error
+    return config_of(values, KINDS)
+
+
+def _level(document: Any) -> Segments:
+    level = from_document({"kind": "segments", **document}) if isinstance(document, Mapping) else None
+    if not isinstance(level, Segments):
+        raise ValueError(f"levels: got {document!r}, expected tables with the fields of segments")
+    return level

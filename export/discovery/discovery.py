@@ -15,10 +15,11 @@ from preblock.export.discovery.proof import Proof, refuse
 from preblock.export.discovery.refusals import explain
 from preblock.export.discovery.search import FoundSteps, Search
 from preblock.models.checkpoints.divided_tensors import describe_parts
+from preblock.models.checkpoints.family_lookup import row_name
 from preblock.models.checkpoints.other_names import describe_other_name
 from preblock.models.checkpoints.reader import limit_of
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
-from preblock.models.checkpoints.weight_files import WeightFile, files_of_keys, is_sharded, one_line
+from preblock.models.checkpoints.weight_files import WeightFile, explain_errors, files_of_keys, is_sharded
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_data import FrontEndData
@@ -76,8 +77,7 @@ def discover(
     check_document(document)
     with quiet():
         model, found = _search(folder, document, side, tokens_only)
-        name = f"{document['model_type']}/{side}" if side else str(document["model_type"])
-        name += "/tokens" if tokens_only else ""
+        name = row_name(document, side) + ("/tokens" if tokens_only else "")
         frontend = _read(folder, name, found, count_bytes)
         for own in found.others:
             model.load(own, _read_tensor(folder, model.keys[own]))
@@ -126,8 +126,7 @@ def _search(
             return model, _find(folder, model, tokens_only)
         except DiscoveryError as error:
             errors.append(error)
-    model_type = str(document["model_type"])
-    raise explain(f"{model_type}/{side}" if side else model_type, errors[0])
+    raise explain(row_name(document, side), errors[0])
 
 
 def _find(folder: Path, model: BlocklessModel, tokens_only: bool) -> FoundSteps:
@@ -166,7 +165,7 @@ def _read(folder: Path, name: str, found: FoundSteps, count_bytes: ByteCount, wi
             for step in sized
         )
         tensors["positions.weight"] = computed.detach().numpy()
-    try:
+    with explain_errors(f"{folder}: the steps found do not fit the tensors"):
         config = FrontEndConfig(
             family=name,
             steps=sized,
@@ -178,14 +177,12 @@ def _read(folder: Path, name: str, found: FoundSteps, count_bytes: ByteCount, wi
             no_rotary=NO_ROTARY if found.rotary else None,
         )
         return FrontEnd.from_data(FrontEndData(config, tensors).check()).eval()
-    except (TypeError, ValueError) as error:
-        raise DiscoveryError(f"{folder}: the steps found do not fit the tensors: {one_line(error)}") from error
 
 
 def _load(model: BlocklessModel, found: FoundSteps, frontend: FrontEnd) -> None:
     """Let `model` hold the tensors of `frontend`, both with the changes of the library's loader."""
     for step_name, step in zip(names_of(found.steps), found.steps, strict=True):
-        for parameter, keys in parameters(step).items():
+        for parameter, (keys, _) in parameters(step).items():
             if keys:
                 own, tensor = found.tensors[keys[0]], frontend.get_parameter(f"{step_name}.{parameter}")
                 if own in model.altered:

@@ -5,7 +5,6 @@ Letters: L length.
 """
 
 from collections.abc import Set
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,17 +15,12 @@ from preblock.export.discovery.trace import Recorder
 ROTATIONS = frozenset({"cos", "sin"})
 
 
-class FurtherInput(NamedTuple):
-    """An argument of block 0, and the tensors of the model behind it."""
-
-    name: str
-    sources: tuple[str, ...]
-
-
 def find_further_input(
     recorder: Recorder, first: BlockInput, second: BlockInput, trained: Set[str], length: int
-) -> FurtherInput | None:
-    """Return the first argument of block 0 with content beside the vectors; None if there is none.
+) -> tuple[str, list[str]] | None:
+    """Return the first argument of block 0 with content beside the vectors, and the tensors of the model behind it.
+
+    Return None if there is none.
 
     Such an argument changes with the ids, or it has a row for each token that is computed from trained tensors. A copy
     of the vectors is none.
@@ -45,7 +39,7 @@ def find_further_input(
         changes = not _is_equal(tensor, other)
         sources = recorder.value_of(tensor).leaves(ROTATIONS) & trained
         if changes or (sources and tensor.ndim == 3 and length in tensor.shape[:2]):
-            return FurtherInput(name, tuple(sorted(sources)))
+            return name, sorted(sources)
     return None
 
 

@@ -1,6 +1,6 @@
 """Proves a discovered front-end equal to the library's model: over a grid of calls, and over every id."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from preblock.export.discovery.calls import LONGEST, Call, grid, ordinary_ids, special_call, special_ids, table_calls
 from preblock.export.discovery.errors import DiscoveryError
 from preblock.export.discovery.model import BlocklessModel
-from preblock.export.parity import allowed_ulp, difference, in_words
+from preblock.export.parity import allowed_ulp, compare, in_words, judge
 from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.parity import OutputParity, ParityCase
 
@@ -53,18 +53,7 @@ class Proof:
             DiscoveryError: a call differs by more than the front-end's kind allows.
 
         """
-        cases = []
-        for call in self._calls():
-            case = self.compare(call)
-            if not case.max_ulp <= self._allowed:
-                raise self._error(case)
-            cases.append(case)
-        return OutputParity(
-            allowed_ulp=self._allowed,
-            max_abs=max(case.max_abs for case in cases),
-            max_ulp=max(case.max_ulp for case in cases),
-            cases=tuple(cases),
-        )
+        return self._judge(map(self.compare, self._calls()))
 
     def run_tokens(self) -> OutputParity:
         """Compare the lookup of every id with the library's embedding module.
@@ -73,20 +62,27 @@ class Proof:
             DiscoveryError: an id differs.
 
         """
-        config, cases = self._frontend.config, []
-        for call in table_calls(config.tokens.rows, [], None, config.widths[-1]):
-            ids = call.inputs["input_ids"]
-            max_abs, max_ulp = difference(self._frontend(ids).numpy(), self._model.look_up(ids).numpy())
-            cases.append(ParityCase(arguments=call.arguments, max_abs=max_abs, max_ulp=max_ulp))
-            if max_ulp > 0:
-                raise self._error(cases[-1])
-        return OutputParity(allowed_ulp=0, max_abs=0, max_ulp=0, cases=tuple(cases))
+        config = self._frontend.config
+        calls = table_calls(config.tokens.rows, [], None, config.widths[-1])
+        return self._judge(map(self._compare_lookup, calls))
 
     def compare(self, call: Call) -> ParityCase:
         """Compare one call."""
         found, expected = self._vectors(call)
-        max_abs, max_ulp = difference(found.numpy(), expected.numpy())
-        return ParityCase(arguments=call.arguments, max_abs=max_abs, max_ulp=max_ulp)
+        return compare(found.numpy(), expected.numpy(), call.arguments)
+
+    def _compare_lookup(self, call: Call) -> ParityCase:
+        ids = call.inputs["input_ids"]
+        return compare(self._frontend(ids).numpy(), self._model.look_up(ids).numpy(), call.arguments)
+
+    def _judge(self, cases: Iterable[ParityCase]) -> OutputParity:
+        """Return the parity over `cases`; raise DiscoveryError at the first one that differs by too much."""
+        found = []
+        for case in cases:
+            if not case.max_ulp <= self._allowed:
+                raise self._error(case)
+            found.append(case)
+        return judge("the front-end", found, self._allowed)
 
     def _calls(self) -> Iterator[Call]:
         config = self._frontend.config

@@ -31,7 +31,6 @@ class FoundSteps:
         tensors: names of the tensors in the model, by their names in the checkpoint.
         known: names in the checkpoint of all tensors of the model.
         derived: computed table of positions, (M, width); None for a table in the checkpoint.
-        vocab_size: V.
         max_len: M without a table of positions; None for no limit.
         padding: id of padding; None for none.
         lookup: number of steps of the model's own lookup.
@@ -40,24 +39,21 @@ class FoundSteps:
         rotary: attention has rotary positions.
         copies: equal copies of each vector that block 0 takes.
         takes_ids: blocks take the token ids beside the vectors.
-        block: list of blocks; the vectors enter the first one.
 
     """
 
     steps: tuple[Step, ...]
     tensors: dict[str, str]
     known: frozenset[str]
-    derived: Tensor | None
-    vocab_size: int
-    max_len: int | None
     padding: int | None
     lookup: int
-    consumer_scales: bool | None
-    others: tuple[str, ...]
-    rotary: bool
-    copies: int
     takes_ids: bool
-    block: str
+    derived: Tensor | None = None
+    max_len: int | None = None
+    consumer_scales: bool | None = None
+    others: tuple[str, ...] = ()
+    rotary: bool = False
+    copies: int = 1
 
 
 class Search:
@@ -115,7 +111,6 @@ class Search:
             tensors=names,
             known=frozenset(self._model.keys.values()),
             derived=derived,
-            vocab_size=len(table),
             max_len=self._limit(),
             padding=self._padding,
             lookup=lookup,
@@ -124,7 +119,6 @@ class Search:
             rotary=any("RotaryEmbedding" in type(module).__name__ for module in self._model.part.modules()),
             copies=self._model.copies,
             takes_ids=takes_ids,
-            block=self._block,
         )
 
     def find_tokens(self) -> FoundSteps:
@@ -144,17 +138,9 @@ class Search:
             steps=steps,
             tensors=names,
             known=frozenset(self._model.keys.values()),
-            derived=None,
-            vocab_size=len(self._model.tensors[parts[0].weight]),
-            max_len=None,
             padding=self._padding,
             lookup=len(steps),
-            consumer_scales=None,
-            others=(),
-            rotary=False,
-            copies=1,
             takes_ids=self._takes_ids(),
-            block="",
         )
 
     def _takes_ids(self) -> bool:
@@ -204,9 +190,10 @@ class Search:
         second = self._model.block_input({"input_ids": self._ids.flip(1)})
         further = find_further_input(recorder, first, second, self._model.trained, LENGTH)
         if further is not None:
-            sources = f" of {', '.join(further.sources[:3])}" if further.sources else ""
+            name, tensors = further
+            sources = f" of {', '.join(tensors[:3])}" if tensors else ""
             raise DiscoveryError(
-                f"block 0 takes {further.name or 'a further tensor'}{sources} beside the vectors; "
+                f"block 0 takes {name or 'a further tensor'}{sources} beside the vectors; "
                 "--tokens-only exports the token table alone"
             )
         return first.takes_ids

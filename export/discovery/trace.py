@@ -77,15 +77,10 @@ class Recorder(TorchDispatchMode):
     def _wrap(self, argument: Any) -> Any:
         if isinstance(argument, list | tuple):
             parts = [self._wrap(part) for part in argument]
-            return (
-                next((part for part in parts if isinstance(part, Value)), argument)
-                if len(parts) == 1
-                else (
-                    Value("list", tuple(parts), next(p.tensor for p in parts if isinstance(p, Value)))
-                    if any(isinstance(part, Value) for part in parts)
-                    else argument
-                )
-            )
+            values = [part for part in parts if isinstance(part, Value)]
+            if not values:
+                return argument
+            return values[0] if len(parts) == 1 else Value("list", tuple(parts), values[0].tensor)
         return self.value_of(argument) if isinstance(argument, Tensor) else argument
 
 

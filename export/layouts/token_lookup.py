@@ -199,8 +199,6 @@ def _add_layers(model: onnx.ModelProto, lookup: TokenLookup, name: str) -> None:
     model.graph.node.extend(layers.graph.node)
     model.graph.initializer.extend(layers.graph.initializer)
     model.graph.output.extend(layers.graph.output)
-    known = {opset.domain for opset in model.opset_import}
-    model.opset_import.extend(opset for opset in layers.opset_import if opset.domain not in known)
 
 
 def _copy_weights(graph: onnx.GraphProto, source: Path, target: Path) -> None:

@@ -4,7 +4,7 @@ Letters: B batch, D output width.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from preblock.export.external_data import map_weights
 from preblock.export.graph_builder import save_graph
 from preblock.export.own_modules.tracing import export_program
-from preblock.export.parity import ALLOWED_ULP, CaseReport, judge, run_case
+from preblock.export.parity import ALLOWED_ULP, judge, run_case
 from preblock.export.parity_cases import BATCHES
 from preblock.export.progress import Report
 from preblock.models.modules.signature import StemSignature
@@ -69,8 +69,10 @@ def allowed_ulp(signature: StemSignature) -> float:
     return ALLOWED_ULP + GROWTH * (math.sqrt(signature.terms) + sum(_native(signature)[:1]))
 
 
-def prove_stem(stem: Stem, session: Session, report: CaseReport = lambda *_: None) -> OutputParity:
-    """Compare `session` with `stem` over batches and sizes; `report` receives the finished ones.
+def prove_stem(stem: Stem, session: Session, report: Callable[[int, int, int], None] = lambda *_: None) -> OutputParity:
+    """Compare `session` with `stem` over batches and sizes.
+
+    `report` receives the number of finished cases, the number of all, and the bytes of the last one.
 
     Raises:
         ParityError: a case differs by more than allowed; the error names the worst.

@@ -22,12 +22,11 @@ def truncate(table: Array, length: int) -> Array:
     """Return the first `length` rows of `table` (M, D), as a copy.
 
     Raises:
-        ValueError: `table` is no matrix, or `length` is outside 1 to M.
+        ValueError: `length` is outside 1 to M.
 
     """
-    rows = _rows_of(table)
-    if not 1 <= length <= rows:
-        raise ValueError(f"length: got {length}, expected 1 to {rows}: truncation does not lengthen a table")
+    if not 1 <= length <= len(table):
+        raise ValueError(f"length: got {length}, expected 1 to {len(table)}: truncation does not lengthen a table")
     return table[:length].copy()  # a view would keep, and save, all the rows
 
 
@@ -39,7 +38,7 @@ def interpolate(table: Array, length: int) -> Array:
     (`torch.nn.functional.interpolate` with `align_corners=True`.)
 
     Raises:
-        ValueError: `table` is no matrix, or `length` is less than M.
+        ValueError: `length` is less than M.
 
     """
     rows = _check_longer(table, length)
@@ -54,27 +53,22 @@ def interpolate_positions(table: Array, length: int) -> Array:
     and take that row. At its own length a table is unchanged.
 
     Raises:
-        ValueError: `table` is no matrix, or `length` is less than M.
+        ValueError: `length` is less than M.
 
     """
     rows = _check_longer(table, length)
     return _between(table, np.arange(length) * rows, length)
 
 
-def hybrid(table: Array, length: int, base: float = 10000.0) -> Array:
+def hybrid(table: Array, length: int) -> Array:
     """Keep the rows of `table` (M, D), and add the sinusoids of the positions M to length - 1.
 
-    Args:
-        table: (M, D).
-        length: rows of the new table.
-        base: base of the sinusoids; 10000 in Vaswani et al. 2017.
-
     Raises:
-        ValueError: `table` is no matrix, `length` is less than M, or D is odd.
+        ValueError: `length` is less than M, or D is odd.
 
     """
     rows = _check_longer(table, length)
-    beyond = exact_sinusoids(np.arange(rows, length), table.shape[1], base)
+    beyond = exact_sinusoids(np.arange(rows, length), table.shape[1])
     return np.concatenate((table, beyond.astype(table.dtype)))
 
 
@@ -87,17 +81,10 @@ RESIZINGS: dict[str, Callable[[Array, int], Array]] = {
 """Resizing methods by name. The default rejects lengths beyond M, and needs no method."""
 
 
-def _rows_of(table: Array) -> int:
-    if table.ndim != 2 or not table.shape[0]:
-        raise ValueError(f"table: got shape {tuple(table.shape)}, expected (M, D) with M 1 or more")
-    return len(table)
-
-
 def _check_longer(table: Array, length: int) -> int:
-    rows = _rows_of(table)
-    if length < rows:
-        raise ValueError(f"length: got {length}, expected {rows} or more; to shorten a table, truncate it")
-    return rows
+    if length < len(table):
+        raise ValueError(f"length: got {length}, expected {len(table)} or more; to shorten a table, truncate it")
+    return len(table)
 
 
 def _between(table: Array, numerators: NDArray[np.int64], denominator: int) -> Array:
@@ -133,8 +120,6 @@ def resize_positions(frontend: FrontEndData, max_len: int, resizing: str | None 
     if positions is None or positions.table != "learned":
         if resizing is not None:
             raise ValueError(f"resize: got {resizing!r}, expected only for a learned table of positions")
-        if max_len < 1:
-            raise ValueError(f"max_len: got {max_len}, expected 1 or more")
     else:
         if max_len > MAX_TABLE_ROWS:
             raise ValueError(f"max_len: got {max_len}, expected at most {MAX_TABLE_ROWS}, the rows of a table")

@@ -15,6 +15,7 @@ from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, 
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
     WeightFile,
+    explain_errors,
     files_of_keys,
     find_key,
     one_line,
@@ -40,6 +41,7 @@ SIZES: tuple[tuple[tuple[str, ...], Callable[[FrontEndConfig], set[int]]], ...] 
 )
 """Keys of a size in config.json -> the values consistent with the tensors; empty if the tensors do not determine it."""
 
+DISAGREE = "tensors and config.json disagree"
 FurtherOutputs = tuple[BiasConfig | None, PerLayerConfig | None, NgramConfig | None]
 """The configs of the outputs beside the vectors."""
 
@@ -82,19 +84,14 @@ def read_frontend(
     ngrams = replace(ngrams, referenced=reference) if ngrams else None
     further = bias, count_bytes, widen, per_layer, ngrams
     steps, tensors, stored = read_tensors(folder, template, family.prefix, *further)
-    try:
-        refused = tuple(family.refused(Config(document)))
-        config = _configure(name, family, values, steps, refused)
-        config = replace(config, per_layer=per_layer, ngrams=ngrams)
+    with explain_errors(f"{folder}: {DISAGREE}"):
+        config = _configure(name, family, values, steps, tuple(family.refused(Config(document))))
+        config = replace(config, bias=bias, per_layer=per_layer, ngrams=ngrams)
+        config = replace(config, arithmetic=stored) if arithmetic == "source" else config
         _zero(tensors, family.zeroed(Config(values)))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
     config = _with_rotary(config, folder, family, values, rotary_length)
-    try:
-        config = replace(config, arithmetic=stored if arithmetic == "source" else "float32", bias=bias)
+    with explain_errors(f"{folder}: {DISAGREE}"):
         return FrontEndData(config, tensors).check()
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
 
 
 def find_ngram_tables(folder: Path, side: str | None = None) -> tuple[tuple[TableTensor, ...], ...]:
@@ -167,10 +164,8 @@ def _with_rotary(
         return config
     tensor = _read_tensor(folder, family.prefix, row.tensors) if row.tensors else None
     if tensor is not None:
-        try:
+        with explain_errors(f"{folder}: {DISAGREE}"):
             stored = [as_stored(output, tensor) for output in outputs]
-        except ValueError as error:
-            raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
         outputs = tuple(output for output in stored if output is not None)
         if len(outputs) < len(stored):
             return replace(config, no_rotary=f"the table {row.tensors[0]} in the file is another than its formula's")
@@ -235,8 +230,6 @@ def _check_sizes(values: Mapping[str, Any], frontend: FrontEndConfig) -> None:
             stated = values.get(key)
             if stated is not None and allowed and (type(stated) is not int or stated not in allowed):
                 raise ValueError(f"{key} is {stated!r}, the tensors have {' or '.join(map(str, sorted(allowed)))}")
-    if frontend.max_len is not None and (type(frontend.max_len) is not int or frontend.max_len < 1):
-        raise ValueError(f"the longest input is {frontend.max_len!r}, expected 1 or more")
 
 
 def _indices(frontend: FrontEndConfig, name: str) -> set[int]:

@@ -17,7 +17,7 @@ from preblock.models.checkpoints.other_names import describe_other_name
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
     WeightFile,
-    one_line,
+    explain_errors,
     read_document,
     read_json,
 )
@@ -185,13 +185,11 @@ def read_static(folder: Path, layout: StaticLayout) -> StaticModel:
     steps: list[Step] = [Tokens(rows=len(table), width=table.shape[1])]
     if "weights.weight" in tensors:
         steps.append(Weights(rows=len(table)))
-    try:
+    with explain_errors(folder, (ValueError,)):
         config = FrontEndConfig(
             family=layout.name, steps=tuple(steps), max_len=limit, lookup=len(steps), consumer_scales=False
         )
         frontend = FrontEndData(config, tensors).check()
-    except ValueError as error:
-        raise CheckpointError(f"{folder}: {one_line(error)}") from error
     ignored = () if unknown is None else (unknown,)
     return StaticModel(frontend=frontend, normalize=layout.normalize, ignored_ids=ignored)
 

@@ -10,7 +10,13 @@ from preblock.models.checkpoints.divided_tensors import check_whole
 from preblock.models.checkpoints.family_lookup import row_name, section_of
 from preblock.models.checkpoints.other_names import describe_other_name
 from preblock.models.checkpoints.step_tensors import TensorReader
-from preblock.models.checkpoints.weight_files import CheckpointError, files_of_keys, is_sharded, one_line, read_config
+from preblock.models.checkpoints.weight_files import (
+    CheckpointError,
+    explain_errors,
+    files_of_keys,
+    is_sharded,
+    read_config,
+)
 from preblock.models.families import STEMS
 from preblock.models.families.family import StemFamily
 from preblock.models.families.published_config import Config
@@ -33,10 +39,8 @@ def read_stem(folder: Path, side: str | None = None) -> Stem:
     family, config = _read_config(folder, side)
     shapes = {key: tensor.shape for key, tensor in without_storage(config).state_dict().items()}
     tensors = _read_tensors(folder, family, shapes)
-    try:
+    with explain_errors(f"{folder}: tensors and config.json disagree", (RuntimeError,)):
         return from_tensors(config, tensors)
-    except RuntimeError as error:
-        raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
 
 
 def stem_files_needed(folder: Path, side: str | None = None) -> list[str]:
@@ -62,10 +66,8 @@ def _read_config(folder: Path, side: str | None) -> tuple[StemFamily, StemConfig
     if name not in STEMS:
         got = f"{values.get('model_type')!r}, side {side!r}"
         raise CheckpointError(f"config.json: model_type is {got}, known are {', '.join(STEMS)}")
-    try:
+    with explain_errors("config.json", (ValueError,)):
         return STEMS[name], STEMS[name].config(name, Config(section_of(values, STEMS[name].sections)))
-    except ValueError as error:
-        raise CheckpointError(f"config.json: {error}") from error
 
 
 def _read_tensors(folder: Path, family: StemFamily, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

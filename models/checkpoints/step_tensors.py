@@ -105,7 +105,7 @@ class TensorReader:
         """Return the tensors of a step by their parameters; a derived table of positions may be missing."""
         own: dict[str, Array] = {}
         derived = isinstance(step, Positions) and step.table not in STORED
-        for parameter, keys in parameters(step).items():
+        for parameter, (keys, _) in parameters(step).items():
             tensor = self.read(keys, table=isinstance(step, Tokens))
             if tensor is not None:
                 own[parameter] = tensor
@@ -167,7 +167,7 @@ def files_of_steps(
 
 def _keys_of(steps: Sequence[Step]) -> list[Keys]:
     """Return the names of the tensors of all steps."""
-    return [keys for step in steps for keys in parameters(step).values()]
+    return [parameter.keys for step in steps for parameter in parameters(step).values()]
 
 
 def _check_table(

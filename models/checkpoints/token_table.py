@@ -1,7 +1,6 @@
 """The token table of a front-end, alone."""
 
-from dataclasses import replace
-
+from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_data import FrontEndData, shapes_of
 from preblock.models.steps import Scale
 
@@ -15,19 +14,14 @@ def keep_tokens(frontend: FrontEndData) -> FrontEndData:
     count = 1
     while count < config.lookup and isinstance(config.steps[count], Scale):
         count += 1
-    alone = replace(
-        config,
+    alone = FrontEndConfig(
         family=f"{config.family}/tokens",
         steps=config.steps[:count],
         max_len=None,
-        refused_ids=(),
+        padding_idx=config.padding_idx,
         lookup=count,
-        bias=None,
-        rotary=(),
-        no_rotary=None,
-        per_layer=None,
-        ngrams=None,
-        streams=1,
-        copies=1,
+        consumer_scales=config.consumer_scales,
+        arithmetic=config.arithmetic,
+        dropout=config.dropout,
     )
     return FrontEndData(alone, {name: frontend.tensors[name] for name in shapes_of(alone)})

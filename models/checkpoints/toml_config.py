@@ -31,16 +31,17 @@ from typing import Any
 
 from preblock.models.checkpoints.reader import limit_of
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
-from preblock.models.checkpoints.weight_files import CheckpointError, finite_float, one_line, read_bytes
+from preblock.models.checkpoints.weight_files import explain_errors, finite_float, read_bytes
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_data import FrontEndData
 from preblock.models.frontend_file import DESCRIPTION
 from preblock.models.modules.rotary_output import RotaryOutput
-from preblock.models.step_documents import from_document
-from preblock.models.steps import Step
+from preblock.models.steps import Step, from_document
 
 FURTHER = ("steps", "rotary", "no_rotary", "bias", "per_layer", "ngrams", "streams", "copies")
 """Fields of `FrontEndConfig` read apart from the plain values."""
+DAMAGED = (ValueError, TypeError, OverflowError, RecursionError)
+"""Errors of the parser and of the fields for a file that is no description."""
 
 
 def read_description(folder: Path, count_bytes: ByteCount = lambda *_: None, widen: bool = True) -> FrontEndData:
@@ -53,7 +54,7 @@ def read_description(folder: Path, count_bytes: ByteCount = lambda *_: None, wid
 
     """
     file = folder / DESCRIPTION
-    try:
+    with explain_errors(file, DAMAGED):
         steps, document = _read(file)
         rotary = _list("rotary", document.pop("rotary")) if "rotary" in document else []
         known = [field.name for field in fields(FrontEndConfig) if field.name not in FURTHER]
@@ -68,10 +69,6 @@ def read_description(folder: Path, count_bytes: ByteCount = lambda *_: None, wid
         values["refused_ids"] = tuple(refused)
         values["rotary"] = tuple(map(RotaryOutput.from_document, rotary))
         return FrontEndData(FrontEndConfig(steps=sized, **values), tensors).check()
-    except CheckpointError:
-        raise
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"{file}: {one_line(error)}") from error
 
 
 def files_described(folder: Path) -> list[str]:
@@ -81,12 +78,8 @@ def files_described(folder: Path) -> list[str]:
         CheckpointError: the file is damaged.
 
     """
-    try:
+    with explain_errors(folder / DESCRIPTION, DAMAGED):
         return files_of_steps(folder, _read(folder / DESCRIPTION)[0])
-    except CheckpointError:
-        raise
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{folder / DESCRIPTION}: {one_line(error)}") from error
 
 
 def _read(file: Path) -> tuple[list[Step], dict[str, Any]]:

@@ -5,8 +5,8 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
@@ -226,6 +226,17 @@ def _refuse(file: Path, error: OSError) -> NoReturn:
     if isinstance(error, FileNotFoundError) and not os.path.lexists(file):
         raise CheckpointError(f"{file.parent}: no {file.name}") from error
     raise CheckpointError(f"{file}: {(error.strerror or 'unreadable').lower()}") from error
+
+
+@contextmanager
+def explain_errors(place: object, kinds: tuple[type[Exception], ...] = (TypeError, ValueError)) -> Iterator[None]:
+    """Raise CheckpointError in place of an error of `kinds`, with `place` before its message."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except kinds as error:
+        raise CheckpointError(f"{place}: {one_line(error)}") from error
 
 
 def one_line(error: Exception) -> str:

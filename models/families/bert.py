@@ -46,6 +46,11 @@ def _electra(c: Config) -> list[Step]:
     return [*_bert(c), *when(projected, project_step("embeddings_project"))]
 
 
+def _projection(c: Config, name: str, *, bias: bool = True) -> list[Step]:
+    """Return a projection of narrower tables to the hidden size, if they are narrower."""
+    return when(c("embedding_size", c("hidden_size")) != c("hidden_size"), project_step(name, bias=bias))
+
+
 def _albert(c: Config) -> list[Step]:
     return [*_bert(c), project_step("encoder.embedding_hidden_mapping_in")]
 
@@ -56,12 +61,11 @@ def _big_bird(c: Config) -> list[Step]:
 
 
 def _deberta(c: Config) -> list[Step]:
-    projected = c("embedding_size", c("hidden_size")) != c("hidden_size")
     return [
         token_step(WORDS),
         *when(c("position_biased_input", True), learned_position_step(PLACES)),
         *when(c("type_vocab_size", 0), segment_step(TYPES)),
-        *when(projected, project_step("embeddings.embed_proj", bias=False)),
+        *_projection(c, "embeddings.embed_proj", bias=False),
         norm_step(LAYER_NORM, c("layer_norm_eps", 1e-7)),
         Mask(),
     ]
@@ -105,11 +109,6 @@ def _xlnet_bias(c: Config) -> RelativeSinusoidConfig:
         clamp_len=clamp_len if clamp_len > 0 else None,
         bidirectional=c("attn_type", "bi") == "bi",
     )
-
-
-def _roformer(c: Config) -> list[Step]:
-    projected = c("embedding_size", c("hidden_size")) != c("hidden_size")
-    return [token_step(WORDS), segment_step(TYPES), _norm(c), *when(projected, project_step("embeddings_project"))]
 
 
 _ENCODER = absolute(_bert, "bert.", Tied(True, "cls.predictions.decoder.weight"))
@@ -170,7 +169,7 @@ BERT: dict[str, Family] = {
     ),
     "roformer": replace(
         _ENCODER,
-        steps=_roformer,
+        steps=lambda c: [token_step(WORDS), segment_step(TYPES), _norm(c), *_projection(c, "embeddings_project")],
         prefix="roformer.",
         limit=("max_position_embeddings", 1536),
         rotary=Rotary(

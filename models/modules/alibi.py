@@ -1,16 +1,17 @@
 """ALiBi: attention scores fall in proportion to the distance. Letters: H heads, Q query length, K key length."""
 
-from collections.abc import Callable
-from typing import Literal, Self
+from functools import partial
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from preblock.models.modules.bias import AlibiConfig, alibi_slopes
+from preblock.models.modules.derived_buffer import DerivedBuffer
 from preblock.models.modules.relative_positions import check_lengths, relative_positions
 
 
-class AlibiBias(nn.Module):
+class AlibiBias(DerivedBuffer):
     """A bias -m * distance on the attention scores, with a fixed slope m per head (Press et al. 2022, section 3).
 
     The distance is query position less key position: the bias is 0 at the query's own position and falls towards
@@ -48,11 +49,10 @@ class AlibiBias(nn.Module):
         arithmetic: Literal["float32", "bfloat16"] = "float32",
         divisor: float = 1.0,
     ) -> None:
-        super().__init__()
-        self._config = AlibiConfig(heads=heads, anchor=anchor, recipe=recipe, arithmetic=arithmetic, divisor=divisor)
+        config = AlibiConfig(heads=heads, anchor=anchor, recipe=recipe, arithmetic=arithmetic, divisor=divisor)
+        super().__init__("slopes", partial(alibi_slopes, config))
         self.heads, self.anchor, self.recipe = heads, anchor, recipe
         self.arithmetic, self.divisor = arithmetic, divisor
-        self.register_buffer("slopes", self._slopes(), persistent=False)
 
     def forward(self, query_offset: int, query_length: int, key_length: int) -> Tensor:
         """Return the bias: float32 (1, H, Q, K) for a module of any type, to be added before any rounding.
@@ -81,12 +81,3 @@ class AlibiBias(nn.Module):
 
     def _rounded(self, x: Tensor) -> Tensor:
         return x if self.arithmetic == "float32" else x.to(torch.bfloat16).to(torch.float32)
-
-    def _slopes(self) -> Tensor:
-        return torch.from_numpy(alibi_slopes(self._config))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Only the device is followed: rounded to bfloat16, a slope is wrong by 0.4 % of every distance.
-        self.slopes = self._slopes().to(self.slopes.device)
-        return self

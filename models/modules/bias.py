@@ -9,14 +9,15 @@ Letters: H heads, D width.
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal
 
 import ml_dtypes
 import numpy as np
 
 from preblock.models.float32_powers import Floats, powers
-from preblock.models.serialization import Count, Flag, Keys, Positive, Text, check_fields, config_of
+from preblock.models.serialization import Count, Flag, Keys, Positive, Text, check_fields
 from preblock.models.torch_import import import_torch
 
 
@@ -79,21 +80,6 @@ class RelativeSinusoidConfig:
 
 BiasConfig = AlibiConfig | T5Config | RelativeSinusoidConfig
 KINDS: dict[str, type[BiasConfig]] = {kind.kind: kind for kind in (AlibiConfig, T5Config, RelativeSinusoidConfig)}
-
-
-def to_document(config: BiasConfig) -> dict[str, Any]:
-    """Return `config` as plain values, without the names of tensors in a checkpoint."""
-    return {"kind": config.kind, **{name: value for name, value in asdict(config).items() if name != "weight"}}
-
-
-def from_document(document: dict[str, Any]) -> BiasConfig:
-    """Return the config of a document written by `to_document`.
-
-    Raises:
-        ValueError: the kind, a field or a count is not allowed.
-
-    """
-    return config_of(document, KINDS)
 
 
 def alibi_slopes(config: AlibiConfig) -> Floats:
@@ -168,8 +154,8 @@ def t5_borders(config: T5Config) -> list[int]:
         distances = range(config.max_distance + 1)
         return [bisect_left(distances, place, key=lambda at: bucket(at, log)) for place in range(1, one_way)]
 
-    borders = find(_log_below)
-    if borders == find(_log_above):
+    borders = find(partial(_bound_log, towards=-np.inf))
+    if borders == find(partial(_bound_log, towards=np.inf)):
         return borders
     torch = import_torch(f"bias: a T5 bias of {config.buckets} buckets to distance {config.max_distance}")
     return find(lambda ratio: float(torch.log(torch.tensor(ratio, dtype=torch.float32, device="cpu"))))
@@ -179,24 +165,16 @@ LESS_EXACT = (7, 47, 49)
 """Whole numbers up to 128 whose float32 logarithm in PyTorch is not the nearest one."""
 
 
-def _log_below(ratio: float) -> float:
-    """Return a lower bound of PyTorch's float32 logarithm: its error is less than one unit in the last place."""
+def _bound_log(ratio: float, towards: float) -> float:
+    """Return a bound of PyTorch's float32 logarithm, below it for -inf, above it for inf.
+
+    Its error is less than one unit in the last place.
+    """
     nearest = np.float32(math.log(ratio))
-    if _is_nearest(ratio) or float(nearest) <= math.log(ratio):
-        return float(nearest)
-    return float(np.nextafter(nearest, np.float32(-np.inf)))
-
-
-def _log_above(ratio: float) -> float:
-    """Return an upper bound of PyTorch's float32 logarithm."""
-    nearest = np.float32(math.log(ratio))
-    if _is_nearest(ratio) or float(nearest) >= math.log(ratio):
-        return float(nearest)
-    return float(np.nextafter(nearest, np.float32(np.inf)))
-
-
-def _is_nearest(ratio: float) -> bool:
-    return ratio.is_integer() and ratio <= 128 and ratio not in LESS_EXACT
+    is_nearest = ratio.is_integer() and ratio <= 128 and ratio not in LESS_EXACT
+    error = float(nearest) - math.log(ratio)
+    is_bound = is_nearest or not error or (error > 0) == (towards > 0)
+    return float(nearest if is_bound else np.nextafter(nearest, np.float32(towards)))
 
 
 def relative_frequencies(width: int) -> Floats:

@@ -11,6 +11,7 @@ from preblock.models.modules.hierarchical_positions import HierarchicalPositiona
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser, initialise_
 from preblock.models.modules.positions import SinusoidalPositionalEncoding, join
 from preblock.models.modules.tokens import TokenEmbedding
+from preblock.models.sinusoid_tables import check_grid_width
 
 
 def grid_ids(height: int, width: int, device: torch.device | None = None) -> Tensor:
@@ -51,11 +52,7 @@ class SinusoidalGridEncoding(nn.Module):
 
     def __init__(self, d_model: int, height: int, width: int, dropout: float = 0.1, base: float = 10000.0) -> None:
         super().__init__()
-        if d_model % 4:
-            raise ValueError(
-                f"d_model: got {d_model}, expected a multiple of 4: half for the row and half for the column, "
-                "each in pairs of sine and cosine"
-            )
+        check_grid_width(d_model)
         self.height, self.width = height, width
         self.axis = SinusoidalPositionalEncoding(d_model // 2, max(height, width), base=base)
         self.dropout = nn.Dropout(dropout)
@@ -189,17 +186,15 @@ class FactorisedCells(nn.Module):
         d_model: width D of a vector.
         height: H, rows of the grid.
         width: W, columns of the grid.
-        init: initial values of the tables, a name of `INITIALISERS`; default "normal".
-        std: standard deviation of `init="normal"`; default 0.02.
+        init: initial values of the tables, a name of `INITIALISERS`.
+        std: standard deviation of `init="normal"`.
 
     Raises:
         ValueError: `init` is not known, or `std` is not above 0.
 
     """
 
-    def __init__(
-        self, d_model: int, height: int, width: int, init: Initialiser = "normal", std: float = DEFAULT_STD
-    ) -> None:
+    def __init__(self, d_model: int, height: int, width: int, init: Initialiser, std: float) -> None:
         super().__init__()
         self.width = width
         self.rows = TokenEmbedding(height, d_model, init=init, std=std)

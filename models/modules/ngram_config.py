@@ -6,7 +6,7 @@ Letters: N layers, n largest number of tokens of an n-gram, H heads of a layer, 
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
 from preblock.models.serialization import Count, Flag, Keys, Rule, Whole, check_fields
 
@@ -45,6 +45,8 @@ class NgramConfig:
         ValueError: a size is not allowed.
 
     """
+
+    absent: ClassVar[tuple[str, ...]] = ("referenced",)
 
     layers: tuple[int, ...]
     size: Annotated[int, Rule(lambda size: type(size) is int and 2 <= size <= MAX_SIZE, f"2 to {MAX_SIZE}")]
@@ -107,13 +109,6 @@ class NgramConfig:
             )
             for layer in range(len(self.layers))
         )
-
-    def to_document(self) -> dict[str, Any]:
-        """Return plain values, without the names of tensors in a checkpoint."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "weights"}
-        if not self.referenced:
-            del values["referenced"]
-        return values | {"layers": list(self.layers)}
 
 
 def _splitmix64(value: int) -> int:

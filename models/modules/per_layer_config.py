@@ -4,7 +4,6 @@ Letters: D model width, V vocabulary, N layers, P width of an input of a layer.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from preblock.models.serialization import Count, Epsilon, Keys, check_fields
 
@@ -33,7 +32,3 @@ class PerLayerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "per_layer.")
-
-    def to_document(self) -> dict[str, Any]:
-        """Return plain values, without the names of tensors in a checkpoint."""
-        return {name: getattr(self, name) for name in ("layers", "width", "rows", "eps")}

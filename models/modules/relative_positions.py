@@ -3,14 +3,14 @@
 Letters: D model width, H heads, Q query length, K key length.
 """
 
-from collections.abc import Callable
-from typing import Self
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from preblock.models.modules.bias import T5Config, relative_frequencies, t5_borders
+from preblock.models.modules.derived_buffer import DerivedBuffer
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser, initialise_
 
 
@@ -115,7 +115,7 @@ class T5RelativeBias(nn.Module):
         return f"heads={heads}, buckets={buckets}, max_distance={self.max_distance}, bidirectional={self.bidirectional}"
 
 
-class RelativeSinusoid(nn.Module):
+class RelativeSinusoid(DerivedBuffer):
     """Sinusoids of the distances between Q queries and K keys; the last query stands at the last key (Dai et al.
     2019, section 3.3; Yang et al. 2019).
 
@@ -138,13 +138,12 @@ class RelativeSinusoid(nn.Module):
     frequencies: Tensor
 
     def __init__(self, d_model: int, clamp_len: int | None = None, bidirectional: bool = True) -> None:
-        super().__init__()
         if d_model < 2 or d_model % 2:
             raise ValueError(f"d_model: got {d_model}, expected an even width of 2 or more")
         if clamp_len is not None and clamp_len < 1:
             raise ValueError(f"clamp_len: got {clamp_len}, expected 1 or more, or None")
+        super().__init__("frequencies", partial(relative_frequencies, d_model))
         self.d_model, self.clamp_len, self.bidirectional = d_model, clamp_len, bidirectional
-        self.register_buffer("frequencies", self._frequencies(), persistent=False)
 
     def forward(self, query_length: int, key_length: int) -> Tensor:
         """Return the float32 rows of the distances K down to 1 - Q (bidirectional) or to 0.
@@ -171,12 +170,3 @@ class RelativeSinusoid(nn.Module):
     def extra_repr(self) -> str:
         """Return the sizes for `repr`."""
         return f"d_model={self.d_model}, clamp_len={self.clamp_len}, bidirectional={self.bidirectional}"
-
-    def _frequencies(self) -> Tensor:
-        return torch.from_numpy(relative_frequencies(self.d_model))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Moves to another device, but keeps float32: in bfloat16, a frequency is off by whole turns at distance 2000.
-        self.frequencies = self._frequencies().to(self.frequencies.device)
-        return self

@@ -3,17 +3,18 @@
 Letters: B batch, L length, D model width, H heads, R rotary width (the rotated part of a head).
 """
 
-from collections.abc import Callable
-from typing import Literal, Self
+from functools import partial
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from preblock.models.modules.derived_buffer import DerivedBuffer
 from preblock.models.modules.positions import check_position_ids, positions_of
 from preblock.models.modules.rotary_config import RotaryConfig, attention_factor, rotary_frequencies
 
 
-class RotaryEmbedding(nn.Module):
+class RotaryEmbedding(DerivedBuffer):
     """Cosines and sines of the angles, for `rotate` (Su et al. 2021, section 3.2.2). It has no parameters.
 
     The angles are float32 products of position and frequency, as published models compute them: equal to those
@@ -28,10 +29,9 @@ class RotaryEmbedding(nn.Module):
     frequencies: Tensor
 
     def __init__(self, config: RotaryConfig) -> None:
-        super().__init__()
+        super().__init__("frequencies", partial(rotary_frequencies, config))
         self.config = config
         self.attention_factor = attention_factor(config)
-        self.register_buffer("frequencies", torch.from_numpy(rotary_frequencies(config)), persistent=False)
 
     def forward(self, x: Tensor, position_ids: Tensor | None = None, offset: int | Tensor = 0) -> tuple[Tensor, Tensor]:
         """Return cos and sin of the position of every token of `x`.
@@ -67,12 +67,6 @@ class RotaryEmbedding(nn.Module):
     def extra_repr(self) -> str:
         """Return the sizes for `repr`."""
         return f"dim={self.config.dim}, theta={self.config.theta:g}, scaling={self.config.scaling!r}"
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Moves to another device, but keeps float32: in bfloat16, a frequency is off by whole turns at position 2000.
-        self.frequencies = torch.from_numpy(rotary_frequencies(self.config)).to(self.frequencies.device)
-        return self
 
 
 def rotate(query_or_key: Tensor, cos: Tensor, sin: Tensor, layout: Literal["half", "interleaved"] = "half") -> Tensor:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from preblock.models.modules.rotary_config import RotaryConfig, attention_factor
-from preblock.models.serialization import Rule, check_fields
+from preblock.models.serialization import Rule, check_fields, with_tuples
 
 AXES = 3
 """Axes of three-dimensional positions."""
@@ -93,9 +93,7 @@ class RotaryOutput:
             ValueError: a field is not known, or its value not allowed.
 
         """
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
-        }
+        values = with_tuples(document)
         own = {name: values.pop(name) for name in OWN if name in values}
         known = [field.name for field in fields(RotaryConfig)]
         for name in values:

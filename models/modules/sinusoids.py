@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from preblock.models.sinusoid_tables import COSINE, POSITIONS, SINE, turns_per_position
+from preblock.models.sinusoid_tables import COSINE, POSITIONS, SINE, polynomial, turns_per_position
 
 
 class Sinusoid(nn.Module):
@@ -82,8 +82,8 @@ class Sinusoid(nn.Module):
         # From left to right: close to a zero of sine or cosine, the remainder is small and still exact.
         angle = turn - quarters * 0.25 + position * third + position * rest
         square = angle * angle
-        sine = (angle * _polynomial(square, self.sine)).to(torch.float32)
-        cosine = _polynomial(square, self.cosine).to(torch.float32)
+        sine = (angle * polynomial(square, self.sine)).to(torch.float32)
+        cosine = polynomial(square, self.cosine).to(torch.float32)
         # The rotation by -2 to 2 quarters is exact: its cosine and sine are 0, 1 or -1.
         quarters = quarters.to(torch.float32)
         turned = quarters.abs()
@@ -119,11 +119,3 @@ def _check_positions(positions: Tensor) -> None:
     for extreme in (int(positions.min()), int(positions.max())):
         if abs(extreme) >= POSITIONS:
             raise ValueError(f"positions: got {extreme}, expected {1 - POSITIONS} to {POSITIONS - 1}")
-
-
-def _polynomial(x: Tensor, coefficients: tuple[Tensor, ...]) -> Tensor:
-    """Return sum(coefficients[k] * x^k), by Horner's rule."""
-    value = coefficients[-1]
-    for coefficient in coefficients[-2::-1]:
-        value = value * x + coefficient
-    return value

@@ -4,8 +4,8 @@ Letters: B batch, C channels, H height, W width, D width of a vector, N position
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser, initialise_
 from preblock.models.modules.signature import StemSignature
-from preblock.models.serialization import Count, Flag, Positive, check_fields, config_of
+from preblock.models.serialization import Count, Flag, Positive, check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,21 +236,6 @@ def without_storage(config: StemConfig) -> Stem:
     """Return the stem of `config` without storage: its signature, and the names and shapes of its tensors."""
     with torch.device("meta"):
         return PatchStem(config) if isinstance(config, PatchConfig) else AudioStem(config)
-
-
-def to_document(config: StemConfig) -> dict[str, Any]:
-    """Return a config as plain values."""
-    return {"kind": config.kind, **asdict(config)}
-
-
-def from_document(document: Mapping[str, Any]) -> StemConfig:
-    """Return the config of a document written by `to_document`.
-
-    Raises:
-        ValueError: the kind, or a field or its value, is not known.
-
-    """
-    return config_of(document, KINDS)
 
 
 def _bicubic(side: int, size: int, device: torch.device) -> Tensor:

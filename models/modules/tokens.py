@@ -1,4 +1,4 @@
-"""The token table, and weights of tokens. Letters: B batch, L length, D model width, V vocabulary."""
+"""The token table. Letters: B batch, L length, D model width, V vocabulary."""
 
 import math
 
@@ -79,25 +79,3 @@ class TokenEmbedding(nn.Module):
         scale = "" if self.scale == 1.0 else f", scale={self.scale:g}"
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"vocab_size={rows}, d_model={width}{scale}{padding}"
-
-
-class TokenWeights(nn.Module):
-    """One factor per token id; 1 at first.
-
-    Args:
-        vocab_size: rows V.
-
-    """
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(vocab_size, 1))
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """Return the factors (B, L, 1) of int64 `input_ids` (B, L).
-
-        Raises:
-            IndexError: an id is outside 0 to V - 1.
-
-        """
-        return F.embedding(input_ids, self.weight)

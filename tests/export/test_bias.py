@@ -28,8 +28,8 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
-from preblock.models.modules.bias_modules import Bias
 from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
+from preblock.models.step_modules import Bias
 from preblock.models.steps import Tokens
 from preblock.service.artifacts.names import BIAS_GRAPH
 from preblock.service.runtime.session import Session

@@ -16,7 +16,8 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.grid import SinusoidalGridEncoding
 from preblock.models.modules.sinusoids import sinusoid
-from preblock.models.step_documents import from_document, to_document
+from preblock.models.serialization import to_document
+from preblock.models.steps import from_document
 from tests.models.rejections import rejection
 
 SHAPES: dict[str, tuple[int, ...]] = {"embed": (11, 4), "places": (9, 4), "kinds": (2, 4), "gain": (4,), "shift": (4,)}

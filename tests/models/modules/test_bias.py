@@ -17,14 +17,14 @@ from preblock.models.families.published_config import Config
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.bias import (
+    KINDS,
     AlibiConfig,
     BiasConfig,
     RelativeSinusoidConfig,
     T5Config,
-    from_document,
-    to_document,
 )
-from preblock.models.modules.bias_modules import build_bias
+from preblock.models.serialization import config_of, to_document
+from preblock.models.step_modules import build_bias
 from tests.families.bias_models import BIASED, HEADS, save
 from tests.models.rejections import rejection
 
@@ -74,7 +74,7 @@ def test_bias_is_read_from_checkpoint_and_from_document(name: str, tmp_path: Pat
     document = json.loads(json.dumps(frontend.config.to_document()))
     assert "weight" not in document["bias"]
     again = type(frontend).from_tensors(FrontEndConfig.from_document(document), state)
-    assert again.config.bias == from_document(to_document(EXPECTED[name]))
+    assert again.config.bias == config_of(to_document(EXPECTED[name]), KINDS)
     lengths = (3, 4) if name == "xlnet" else (2, 3, 4)
     assert torch.equal(again.bias(*lengths), frontend.bias(*lengths))
 
@@ -162,7 +162,7 @@ def test_invalid_bias_document_is_rejected() -> None:
         ({"kind": "alibi", "heads": True}, "heads: got True, expected 1 or more"),
     ]
     for document, message in documents:
-        assert message in rejection(ValueError, from_document, document), document
+        assert message in rejection(ValueError, config_of, document, KINDS), document
 
 
 def test_build_bias_sets_attributes_of_config() -> None:

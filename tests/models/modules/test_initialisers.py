@@ -21,7 +21,7 @@ from preblock.models.embeddings import (
 from preblock.models.modules.grid import FactorisedGridEncoding, LearnedGridEncoding
 from preblock.models.modules.hierarchical_positions import HierarchicalPositionalEncoding
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
-from preblock.models.modules.initialisers import INITIALISERS, pretrained_, sinusoidal_
+from preblock.models.modules.initialisers import Initialiser
 from preblock.models.modules.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from preblock.models.modules.relative_positions import T5RelativeBias
 from preblock.models.modules.stems import AudioConfig, AudioStem, PatchConfig, PatchStem
@@ -31,12 +31,10 @@ from tests.models.rejections import rejection
 D, M = 256, 512
 
 
-def started(name: str, *arguments: Tensor | float) -> nn.Parameter:
-    """The table of learned positions after the initialiser `name`."""
+def started(init: Initialiser | Tensor) -> nn.Parameter:
+    """The table of learned positions after the initialiser `init`."""
     torch.manual_seed(0)
-    table = LearnedPositionalEncoding(D, M).weight
-    INITIALISERS[name](table, *arguments)
-    return table
+    return LearnedPositionalEncoding(D, M, init=init).weight
 
 
 def test_normal_init_has_std_of_bert_and_gpt2() -> None:
@@ -54,23 +52,23 @@ def test_xavier_init_is_uniform_up_to_bound() -> None:
     assert np.abs(counts / table.size - 1 / 8).max() < 3e-3
 
 
-def test_sinusoidal_init_matches_transformers_and_base() -> None:
+def test_sinusoidal_init_matches_transformers() -> None:
     expected = create_sinusoidal_embeddings(M, D, torch.empty(M, D))
     torch.testing.assert_close(started("sinusoidal").detach(), expected, rtol=0, atol=6e-8)
-    assert torch.equal(started("sinusoidal", 500.0), SinusoidalPositionalEncoding(D, M, base=500.0).table)
-    assert torch.equal(LearnedPositionalEncoding(D, M, init="sinusoidal").weight, started("sinusoidal"))
-    assert "d_model: got 7, expected an even width" in rejection(ValueError, sinusoidal_, torch.empty(10, 7))
+    assert torch.equal(started("sinusoidal"), SinusoidalPositionalEncoding(D, M).table)
+    message = rejection(ValueError, LearnedPositionalEncoding, 7, 10, init="sinusoidal")
+    assert "d_model: got 7, expected an even width" in message
 
 
 def test_pretrained_init_copies_values() -> None:
     values = torch.randn(M, D)
-    table = started("pretrained", values)
+    table = started(values)
     assert torch.equal(table, values)
     values.zero_()
     assert table.abs().min() > 0
     for shape in ((8, 10), (1, 8), (8,), (11, 8)):
         message = f"pretrained: got shape {shape}, expected (10, 8)"
-        assert rejection(ValueError, pretrained_, torch.empty(10, 8), torch.zeros(shape)) == message
+        assert rejection(ValueError, LearnedPositionalEncoding, 8, 10, init=torch.zeros(shape)) == message
 
 
 PATCHES = PatchConfig(family="p", width=D, channels=1, image_size=16, patch_size=1)

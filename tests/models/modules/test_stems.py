@@ -27,16 +27,16 @@ from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.families import STEMS
 from preblock.models.families.published_config import Config
 from preblock.models.modules.stems import (
+    KINDS,
     AudioConfig,
     AudioStem,
     PatchConfig,
     PatchStem,
     Stem,
-    from_document,
     from_tensors,
-    to_document,
     without_storage,
 )
+from preblock.models.serialization import config_of, to_document
 from tests.families.stems import MODELS, build, entering_block_0, sample, save
 from tests.models.rejections import rejection
 
@@ -218,7 +218,7 @@ def test_every_stem_parameter_has_a_gradient() -> None:
 
 def test_stem_documents_round_trip_or_are_rejected() -> None:
     for config in (PATCHES, AUDIO, replace(PATCHES, norm_eps=None, bias=False)):
-        assert from_document(json.loads(json.dumps(to_document(config)))) == config
+        assert config_of(json.loads(json.dumps(to_document(config))), KINDS) == config
     for document, message in (
         ({"kind": "text"}, "kind: got 'text', expected patches, audio"),
         ({"kind": "audio", "family": "a", "width": 1, "channels": 1}, "audio: .*positions"),
@@ -226,7 +226,7 @@ def test_stem_documents_round_trip_or_are_rejected() -> None:
         (to_document(AUDIO) | {"positions": True}, "positions: got True"),
         (to_document(PATCHES) | {"bias": 1}, "bias: got 1"),
     ):
-        assert re.search(message, rejection(ValueError, from_document, document)), document
+        assert re.search(message, rejection(ValueError, config_of, document, KINDS)), document
 
 
 def test_stem_input_with_wrong_shape_is_rejected() -> None:
