@@ -77,12 +77,12 @@ def stream(server: Served) -> ClientConnection:
     return connect_socket(f"{server.address.replace('http', 'ws', 1)}/models/gpt/decode")
 
 
-def too_many_tokens(server: Served) -> bool:
-    return server.refused({"input_ids": [[1, 2, 3]]}, 413, "at most 2 tokens in a request")
-
-
-def too_many_rows(server: Served) -> bool:
-    return server.refused({"input_ids": [[1], [2]]}, 413, "at most 1 rows in a request")
+too_many_tokens = partial(
+    Served.refused, body={"input_ids": [[1, 2, 3]]}, status=413, message="at most 2 tokens in a request"
+)
+too_many_rows = partial(
+    Served.refused, body={"input_ids": [[1], [2]]}, status=413, message="at most 1 rows in a request"
+)
 
 
 def too_large(server: Served) -> bool:
@@ -108,19 +108,13 @@ def too_many_requests(server: Served) -> bool:
         return server.refused(ONE, 503, "the limit of 1 requests at a time")
 
 
-def crowd(server: Served) -> list[str]:
-    """Return the begin of many concurrent answers, written by threads."""
+def crowded(server: Served, message: str) -> bool:
+    """Return whether one of many concurrent answers, written by threads, has the message."""
     with ThreadPoolExecutor(24) as pool:
         url = f"{server.address}/models/gpt/embed"
-        return list(pool.map(lambda _: httpx.post(url, json=LARGE, timeout=SECONDS).text[:300], range(24)))
-
-
-def too_many_waiting(server: Served) -> bool:
-    return any("1 requests wait" in text for text in crowd(server))
-
-
-def waits_too_long(server: Served) -> bool:
-    return any("more than 0.0001 s in the queue" in text for text in crowd(server))
+        return any(
+            message in text for text in pool.map(lambda _: httpx.post(url, json=LARGE, timeout=SECONDS).text, range(24))
+        )
 
 
 def too_many_streams(server: Served) -> bool:
@@ -132,17 +126,9 @@ def too_many_streams(server: Served) -> bool:
             return refused.response.status_code == 503
 
 
-def headers_come_too_late(server: Served) -> bool:
+def comes_too_late(server: Served, begin: bytes) -> bool:
     with dial(server.address, 1.5) as half:
-        half.sendall(b"GET / HTTP/1.1\r\n")
-        with suppress(TimeoutError):
-            return b" 408 " in half.recv(100)
-    return False
-
-
-def body_comes_too_late(server: Served) -> bool:
-    with dial(server.address, 1.5) as half:
-        half.sendall(http_request("/models/gpt/embed", b"{}")[:-1])
+        half.sendall(begin)
         with suppress(TimeoutError):
             return b" 408 " in half.recv(100)
     return False
@@ -177,10 +163,6 @@ def sequence(server: Served, rows: int = 1, pause: float | None = None) -> str:
         return str([*stub.ModelStreamInfer(requests(), timeout=SECONDS)][-1].error_message)
 
 
-def too_many_rows_of_sequences(server: Served) -> bool:
-    return "the limit of 1 rows of sequences" in sequence(server, 2)
-
-
 def a_region_expires(server: Served) -> bool:
     url = f"{server.address}/v2/systemsharedmemory"
     region = shared_memory.create_shared_memory_region("idle", f"preblock-idle-{server.pid}", 64)
@@ -200,41 +182,36 @@ def a_page_may_ask(server: Served) -> bool:
     return bool(answer.headers.get("Access-Control-Allow-Origin") == origin["Origin"])
 
 
-def a_line_for_each_request(server: Served) -> bool:
+def logs(server: Served, text: str) -> bool:
     server.ask(ONE)
-    return "native gpt ok" in server.said()
+    return text in server.said()
 
 
-def a_line_with_ids(server: Served) -> bool:
-    server.ask(ONE)
-    return " ms [[" in server.said()
-
-
-def says_more(server: Served) -> bool:
-    return "INFO preblock.service.core.settings: settings reloaded: log_level = debug" in server.said()
-
-
+TOO_MANY_ROWS = "the limit of 1 rows of sequences"
 SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {
     "max_request_tokens": ("2", too_many_tokens),
     "max_request_rows": ("1", too_many_rows),
     "max_buffered_response_bytes": ("8388608", too_large),
     "max_concurrent_requests": ("1", too_many_requests),
     "rate_limit_per_second": ("2", too_often),
-    "max_queue_size": ("1", too_many_waiting),
-    "queue_timeout_seconds": ("0.0001", waits_too_long),
+    "max_queue_size": ("1", partial(crowded, message="1 requests wait")),
+    "queue_timeout_seconds": ("0.0001", partial(crowded, message="more than 0.0001 s in the queue")),
     "max_concurrent_streams": ("1", too_many_streams),
-    "header_timeout_seconds": ("1", headers_come_too_late),
-    "body_timeout_seconds": ("1", body_comes_too_late),
+    "header_timeout_seconds": ("1", partial(comes_too_late, begin=b"GET / HTTP/1.1\r\n")),
+    "body_timeout_seconds": ("1", partial(comes_too_late, begin=http_request("/models/gpt/embed", b"{}")[:-1])),
     "stream_idle_timeout_seconds": ("1", partial(ends, reason="idle")),
     "stream_max_lifetime_seconds": ("1", partial(ends, reason="time")),
     "sequence_idle_timeout_seconds": ("1", lambda server: "does not run on" in sequence(server, pause=1.5)),
     "shared_memory_idle_timeout_seconds": ("1", a_region_expires),
-    "max_sequence_rows": ("1", too_many_rows_of_sequences),
-    "max_stream_sequence_rows": ("1", too_many_rows_of_sequences),
+    "max_sequence_rows": ("1", lambda server: TOO_MANY_ROWS in sequence(server, 2)),
+    "max_stream_sequence_rows": ("1", lambda server: TOO_MANY_ROWS in sequence(server, 2)),
     "cors_origins": ('"https://pages.example"', a_page_may_ask),
-    "access_log_sample_rate": ("1.0", a_line_for_each_request),
-    "access_log_max_token_ids": ("1", a_line_with_ids),
-    "log_level": ('"debug"', says_more),
+    "access_log_sample_rate": ("1.0", partial(logs, text="native gpt ok")),
+    "access_log_max_token_ids": ("1", partial(logs, text=" ms [[")),
+    "log_level": (
+        '"debug"',
+        partial(logs, text="INFO preblock.service.core.settings: settings reloaded: log_level = debug"),
+    ),
 }
 """A value for each reloadable setting, and a function to see its effect."""
 TOGETHER = (

@@ -21,34 +21,26 @@ from preblock.service.core.errors import RateLimited, Unavailable
 from preblock.service.engine.admission import Limits
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.runtime.session import INLINE_MAX_VALUES
-from tests.service.core.test_auth import ENTRY
-from tests.support.connections import dial
+from tests.support.connections import dial, http_request
 from tests.support.decode_protocols import step_frame
 from tests.support.engines import live_settings
-from tests.support.protocols import Clients, connect, grpc_raw, native_json, open_inference_json, openai_base64
+from tests.support.protocols import Clients, connect
 from tests.support.scrapes import wait_for_streams
-from tests.support.servers import Server, serve
+from tests.support.servers import serve
 
-PROTOCOLS = (native_json, open_inference_json, openai_base64, grpc_raw)
 ONE = {"input_ids": [[1]]}
 LINES, JSON = ({"Content-Type": f"application/{kind}"} for kind in ("x-ndjson", "json"))
 
 
 @pytest.fixture(scope="module")
-def strict(tiny_repository: Path) -> Iterator[Server]:
-    """Serve with low limits."""
+def strict_clients(tiny_repository: Path) -> Iterator[Clients]:
+    """Connect to a server with low limits."""
     limits = {
         "PREBLOCK_MAX_REQUEST_ROWS": "3",
         "PREBLOCK_MAX_CONCURRENT_REQUESTS": "1",
         "PREBLOCK_MAX_CONCURRENT_STREAMS": "2",
     }
-    with serve(tiny_repository, **limits) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def strict_clients(strict: Server) -> Iterator[Clients]:
-    with connect(strict) as connected:
+    with serve(tiny_repository, **limits) as server, connect(server) as connected:
         yield connected
 
 
@@ -59,18 +51,18 @@ def test_rows_of_text_and_streams_over_limit_are_rejected(strict_clients: Client
     assert (stream.status_code, stream.json()["field"]) == (413, "rows")
 
 
-def test_slow_small_body_does_not_block_other_requests(strict: Server, strict_clients: Clients) -> None:
-    head = b"POST /models/gpt/embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\n"
-    with dial(strict.address) as half:
-        half.sendall(head + b"{")
+def test_slow_small_body_does_not_block_other_requests(strict_clients: Clients) -> None:
+    body = b'{"input_ids": [[1]]}'
+    with dial(strict_clients.http.base_url) as half:
+        half.sendall(http_request("/models/gpt/embed", body)[:-19])
         time.sleep(0.1)
         assert strict_clients.http.post("/models/gpt/embed", json=ONE).status_code == 200
-        half.sendall(b'"input_ids": [[1]]}')
+        half.sendall(body[-19:])
         assert half.recv(12) == b"HTTP/1.1 200"
 
 
-def test_stream_over_limit_is_rejected_at_every_protocol(strict: Server, strict_clients: Clients) -> None:
-    address = f"{strict.socket}/models/gpt/decode"
+def test_stream_over_limit_is_rejected_at_every_protocol(strict_clients: Clients) -> None:
+    address = f"{strict_clients.socket}/models/gpt/decode"
     wait_for_streams(strict_clients.http, 0)
     with ExitStack() as stack:
         for _ in range(2):
@@ -94,50 +86,37 @@ def test_stream_over_limit_is_rejected_at_every_protocol(strict: Server, strict_
         assert json.loads(stream.recv())["next_offset"] == [1]
 
 
-@pytest.mark.parametrize("keys", [False, True], ids=["addresses", "keys"])
-def test_rate_limit_counts_requests_of_every_protocol(tiny_repository: Path, tmp_path: Path, keys: bool) -> None:
-    environment, headers = {"PREBLOCK_RATE_LIMIT_PER_SECOND": "0.05"}, {}
-    if keys:
-        (tmp_path / "keys.toml").write_text(ENTRY)
-        environment["PREBLOCK_API_KEYS_FILE"] = str(tmp_path / "keys.toml")
-        headers = {"authorization": "Bearer key"}
-    request = service_pb2.ModelInferRequest(model_name="gpt")
-    with serve(tiny_repository, **environment) as server, connect(server) as clients:
-        clients.http.headers.update(headers)
-        assert clients.http.post("/models/gpt/embed", json=ONE).status_code == 200
-        refused = clients.http.post("/models/gpt/embed", json=ONE)
-        assert refused.status_code == 429
-        assert 1 <= int(refused.headers["Retry-After"]) <= 20
-        assert refused.json()["expected"] == "at most 0.05 a second"
-        assert clients.http.post("/v1/embeddings", json={"model": "gpt", "input": [1]}).status_code == 429
-        with pytest.raises(grpc.RpcError) as raised:
-            clients.stub.ModelInfer(request, metadata=[*headers.items()])
-        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert 1 <= int(dict(raised.value.trailing_metadata())["retry-after"]) <= 20
-        with (
-            pytest.raises(InvalidStatus) as denied,
-            connect_socket(f"{server.socket}/models/gpt/decode", additional_headers=headers),
-        ):
-            pass
-        assert denied.value.response.status_code == 429
-        assert "Retry-After" in denied.value.response.headers
-        assert clients.http.get("/models").status_code == 200
-
-
-def test_stream_step_counts_for_rate_of_caller(tiny_repository: Path) -> None:
+def test_rate_limit_counts_requests_of_every_protocol(tiny_repository: Path) -> None:
+    """A stream counts as a request, and so does each of its steps; other requests than to a model do not count."""
+    waits = []
     with (
         serve(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.05") as server,
+        connect(server) as clients,
         connect_socket(f"{server.socket}/models/gpt/decode") as stream,
     ):
-        stream.send(step_frame([1]))
-        answer = stream.recv()
-        assert isinstance(answer, bytes)
-        told = [json.loads(answer[answer.index(b"{") :])]
-        stream.send('{"input_ids": [1]}')
-        told.append(json.loads(stream.recv())["error"])
-        for error in told:
-            assert (error["title"], error["status"]) == ("RateLimited", 429)
-            assert 1 <= error["retry_after"] <= 20
+        for step in (step_frame([1]), '{"input_ids": [1]}'):
+            stream.send(step)
+            answer = stream.recv()
+            problem = (
+                json.loads(answer)["error"] if isinstance(answer, str) else json.loads(answer[answer.index(b"{") :])
+            )
+            assert (problem["title"], problem["status"]) == ("RateLimited", 429)
+            waits.append(problem["retry_after"])
+        refused = clients.http.post("/models/gpt/embed", json=ONE)
+        assert (refused.status_code, refused.json()["expected"]) == (429, "at most 0.05 a second")
+        openai = clients.http.post("/v1/embeddings", json={"model": "gpt", "input": [1]})
+        assert openai.status_code == 429
+        waits += [answer.headers["Retry-After"] for answer in (refused, openai)]
+        with pytest.raises(grpc.RpcError) as raised:
+            clients.stub.ModelInfer(service_pb2.ModelInferRequest(model_name="gpt"))
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        waits.append(dict(raised.value.trailing_metadata())["retry-after"])
+        with pytest.raises(InvalidStatus) as denied, connect_socket(f"{server.socket}/models/gpt/decode"):
+            pass
+        assert denied.value.response.status_code == 429
+        waits.append(denied.value.response.headers["Retry-After"])
+        assert clients.http.get("/models").status_code == 200
+    assert all(1 <= int(wait) <= 20 for wait in waits), waits
 
 
 def test_stream_step_over_request_limits_is_rejected(tiny_repository: Path) -> None:
@@ -146,19 +125,17 @@ def test_stream_step_over_request_limits_is_rejected(tiny_repository: Path) -> N
         serve(tiny_repository, "--max-request-tokens", "4", "--max-request-rows", "2") as server,
         connect_socket(f"{server.socket}/models/gpt/decode") as stream,
     ):
-        for whole in (step_frame([1, 2, 3, 4, 5]), [step_frame([1, 2, 3, 4, 5])[:9], step_frame([1, 2, 3, 4, 5])[9:]]):
-            stream.send(whole)
+        long = step_frame([1, 2, 3, 4, 5])
+        for sent, expected in (
+            (long, "at most 4 tokens in a request"),
+            ([long[:9], long[9:]], "at most 4 tokens in a request"),
+            ('{"append": [0]}', '"next_offset":[0,0]'),
+            ('{"append": [0]}', "at most 2 rows in a request"),
+            (step_frame([1, 2, 3, 4]), "2 rows"),  # one row for a stream of two
+        ):
+            stream.send(sent)
             answer = stream.recv()
-            assert isinstance(answer, bytes)
-            assert b"at most 4 tokens" in answer
-        stream.send('{"append": [0]}')
-        assert json.loads(stream.recv())["next_offset"] == [0, 0]
-        stream.send('{"append": [0]}')
-        assert json.loads(stream.recv())["error"]["expected"] == "at most 2 rows in a request"
-        stream.send(step_frame([1, 2, 3, 4]))  # one row for a stream of two
-        answer = stream.recv()
-        assert isinstance(answer, bytes)
-        assert b"2 rows" in answer
+            assert expected in (answer if isinstance(answer, str) else answer.decode(errors="replace")), sent
 
 
 def test_rejected_request_does_not_count_for_rate() -> None:
@@ -185,20 +162,15 @@ def times(per_second: float, moments: list[float]) -> list[int | None]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("per_second", "moments", "told"),
-    [
+def test_rate_limit_allows_its_number_per_second() -> None:
+    cases: list[tuple[float, list[float], list[int | None]]] = [
         (1, [0, 0, 0.9, 1, 1.5, 5, 5], [None, 1, 1, None, 1, None, 1]),
-        (10, [0] * 11, [None] * 10 + [1]),
         (10, [0] * 10 + [0.1, 0.1, 0.2], [None] * 11 + [1, None]),
         (0.5, [0, 0, 1.5, 2], [None, 2, 1, None]),
         (1.5, [0, 0, 0.4, 0.7], [None, 1, None, 1]),
-    ],
-)
-def test_rate_limit_allows_its_number_per_second(
-    per_second: float, moments: list[float], told: list[int | None]
-) -> None:
-    assert times(per_second, moments) == told
+    ]
+    for per_second, moments, told in cases:
+        assert times(per_second, moments) == told, per_second
 
 
 def test_raised_rate_limit_shortens_wait() -> None:

@@ -12,6 +12,16 @@ from tests.e2e.test_examples import load
 from tests.support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
+SHORT = """
+
+class Short(nn.Embedding):
+    def __init__(self, width):
+        super().__init__(20, width)
+
+    def forward(self, x):
+        return x + super().forward(torch.arange(x.shape[1]))
+"""
+"""A module for too few positions."""
 GUIDE = (ROOT / "docs/positions.md").read_text(encoding="utf-8")
 
 
@@ -36,44 +46,31 @@ def test_position_experiment_learns_order_and_ends_at_table(tmp_path: Path) -> N
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
 
 
-def test_experiment_prints_lengths_and_rejects_wrong_options(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    experiment = load(EXAMPLES / "choose_positions.py")
-    experiment.main(["--steps", "1", "-o", str(tmp_path / "positions.png")])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:-1]] == ["tokens", *experiment.KINDS]
-    assert lines[2].split()[3:] == ["refused"] * 4
-    assert (tmp_path / "positions.png").is_file()
-    for arguments, message in ((["--steps", "0"], "expected 1 or more"), (["-o", "a.gif"], "a.gif")):
-        with pytest.raises(SystemExit) as ended:
-            experiment.main(arguments)
-        assert message in f"{ended.value.code} {capsys.readouterr().err}"
-
-
 def test_experiment_compares_encoding_of_the_guide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experiment = load(EXAMPLES / "choose_positions.py")
     (code,) = re.findall(r"^```python\n(# mine\.py\n.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
     (tmp_path / "mine.py").write_text(code)
     (command,) = re.findall(r"^\.venv/bin/python (examples/choose_positions\.py --encoding .*)$", GUIDE, re.MULTILINE)
     assert command.endswith(" mine.py:Ramp")
-    experiment.main(["--steps", "1", "--encoding", f"{tmp_path}/mine.py:Ramp"])
-    assert capsys.readouterr().out.splitlines()[len(experiment.KINDS) + 1].startswith("Ramp")
+    picture = tmp_path / "positions.png"
+    experiment.main(["--steps", "1", "-o", str(picture), "--encoding", f"{tmp_path}/mine.py:Ramp"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == ["tokens", *experiment.KINDS, "Ramp"]
+    assert lines[2].split()[3:] == ["refused"] * 4
+    assert picture.is_file()
     with (tmp_path / "mine.py").open("a") as file:
-        file.write(
-            "\n\nclass Short(nn.Embedding):\n    def __init__(self, width):\n        super().__init__(20, width)\n"
-        )
-        file.write("\n    def forward(self, x):\n        return x + super().forward(torch.arange(x.shape[1]))\n")
-    wrong = (
-        ("mine.py", "got mine.py, expected FILE:CLASS"),
-        ("mine.py:Ramp", "there is no file mine.py"),
-        (f"{tmp_path}/mine.py:Slope", "mine.py has no nn.Module Slope"),
-        (f"{tmp_path}/mine.py:Short", "Short(32) fails for vectors (2, 24, 32): IndexError"),
-    )
-    for source, message in wrong:
-        with pytest.raises(SystemExit):
-            experiment.main(["--encoding", source])
-        assert message in capsys.readouterr().err
+        file.write(SHORT)
+    for option, value, message in (
+        ("--steps", "0", "expected 1 or more"),
+        ("-o", "a.gif", "a.gif"),
+        ("--encoding", "mine.py", "got mine.py, expected FILE:CLASS"),
+        ("--encoding", "mine.py:Ramp", "there is no file mine.py"),
+        ("--encoding", f"{tmp_path}/mine.py:Slope", "mine.py has no nn.Module Slope"),
+        ("--encoding", f"{tmp_path}/mine.py:Short", "Short(32) fails for vectors (2, 24, 32): IndexError"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            experiment.main([option, value])
+        assert message in f"{ended.value.code} {capsys.readouterr().err}"
 
 
 def test_module_example_artifact_matches_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,18 +95,7 @@ def test_position_comparison_matches_numpy_cosines(
         expected = [np.diag(unit @ unit.T, distance).mean() for distance in example.DISTANCES]
         assert np.allclose(list(map(float, line.split()[1:])), expected, atol=1e-3)
     assert (tmp_path / "both.svg").is_file()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "gpt9"], "--model: "),
-        (["-o", "both.gif"], "both.gif"),
-    ],
-)
-def test_position_comparison_rejects_wrong_arguments(
-    arguments: list[str], message: str, model_repository: Path
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        load(EXAMPLES / "compare_positions.py").main(["--repository", str(model_repository), *arguments])
-    assert message in str(ended.value.code)
+    for option, value, message in (("--model", "gpt9", "--model: "), ("-o", "both.gif", "both.gif")):
+        with pytest.raises(SystemExit) as ended:
+            example.main(["--repository", str(model_repository), option, value])
+        assert message in str(ended.value.code)

@@ -101,36 +101,17 @@ def test_other_version_returns_other_vectors(tiny_clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
-def test_ragged_batch_matches_single_rows_bit_for_bit(model_clients: Clients, model: str) -> None:
+def test_batches_and_protocols_match_bit_for_bit_for_large_models(model_clients: Clients, model: str) -> None:
     random = np.random.default_rng(3)
-    lengths = [1, 17, 64, 5, 33]
-    rows, offset = random_rows(random, lengths, 30000), random.integers(0, 400, 5).tolist()
-    alone = [
-        native_bytes(model_clients, model, {"input_ids": [row], "offset": o})
-        for row, o in zip(rows, offset, strict=True)
-    ]
-    assert (
-        native_bytes(model_clients, model, {"input_ids": rows, "offset": offset}).tobytes()
-        == np.concatenate(alone).tobytes()
-    )
-
-
-@pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
-def test_equal_length_batch_matches_single_rows_bit_for_bit(model_clients: Clients, model: str) -> None:
-    rows = random_rows(np.random.default_rng(4), [48] * 6, 30000)
-    alone = [native_bytes(model_clients, model, {"input_ids": [row], "offset": 9}) for row in rows]
-    assert (
-        native_bytes(model_clients, model, {"input_ids": rows, "offset": 9}).tobytes()
-        == np.concatenate(alone).tobytes()
-    )
-
-
-@pytest.mark.parametrize("model", ["minilm", "gpt2-small"])
-def test_protocols_match_bit_for_bit_for_large_models(model_clients: Clients, model: str) -> None:
-    fields: dict[str, Any] = {"input_ids": random_rows(np.random.default_rng(5), [7], 30000), "offset": 3}
+    for lengths in ([1, 17, 64, 5, 33], [48] * 6):
+        rows, offset = random_rows(random, lengths, 30000), random.integers(0, 400, len(lengths)).tolist()
+        whole = native_bytes(model_clients, model, {"input_ids": rows, "offset": offset})
+        alone = [
+            native_bytes(model_clients, model, {"input_ids": [row], "offset": begin})
+            for row, begin in zip(rows, offset, strict=True)
+        ]
+        assert whole.tobytes() == np.concatenate(alone).tobytes()
+    fields: dict[str, Any] = {"input_ids": random_rows(random, [7], 30000), "offset": 3}
     expected = native_json(model_clients, model, fields).tobytes()
-    assert {
-        protocol.__name__
-        for protocol in protocols_for(fields)
-        if protocol(model_clients, model, fields).tobytes() != expected
-    } == set()
+    for protocol in protocols_for(fields):
+        assert protocol(model_clients, model, fields).tobytes() == expected, protocol.__name__

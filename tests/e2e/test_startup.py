@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -30,6 +29,9 @@ MODELS = 150
 """Each takes some milliseconds to open."""
 
 
+BOTH = pytest.mark.parametrize("workers", ["1", "2"])
+
+
 @pytest.fixture(scope="module")
 def many(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of many models with the same files."""
@@ -52,20 +54,27 @@ def starting(root: Path, *options: str) -> Iterator["tuple[str, subprocess.Popen
             process.kill()
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+def first_status(address: str, process: "subprocess.Popen[str]") -> tuple[int, int]:
+    """Ask until a connection is accepted; return how many were refused, and the status of the first answer."""
+    refused, deadline = 0, time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None
+        with suppress(httpx.ConnectError):
+            return refused, httpx.get(f"{address}/readyz", timeout=60).status_code
+        refused += 1
+        time.sleep(0.01)
+    raise AssertionError("no connection was accepted")
+
+
+@BOTH
 def test_server_refuses_connections_until_models_are_loaded(many: Path, workers: str) -> None:
-    with starting(many, "--workers", workers) as (address, process):
-        refused = 0
-        while True:
-            try:
-                first = httpx.get(f"{address}/readyz", timeout=60)
-                break
-            except httpx.ConnectError:
-                refused += 1
-                assert process.poll() is None
-                time.sleep(0.01)
-        assert refused > 10
-        assert first.status_code == 200
+    """The port of gRPC is open by then."""
+    port = free_port()
+    with starting(many, "--workers", workers, "--grpc-port", str(port)) as (address, process):
+        refused, status = first_status(address, process)
+        with open_stub(f"127.0.0.1:{port}") as stub:
+            assert stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=30).ready
+        assert (refused > 10, status) == (True, 200)
         for _ in range(10):
             httpx.post(f"{address}/models/gpt149/embed", json={"input_ids": [1]}, timeout=60).raise_for_status()
         assert f'preblock_models{{state="ready"}} {MODELS}' in httpx.get(f"{address}/metrics", timeout=60).text
@@ -75,24 +84,7 @@ def test_server_refuses_connections_until_models_are_loaded(many: Path, workers:
         assert output.startswith("Preblock serves on ")
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_grpc_port_accepts_calls_when_http_port_opens(tiny_repository: Path, workers: str) -> None:
-    grpc_port = free_port()
-    with starting(tiny_repository, "--grpc-port", str(grpc_port), "--workers", workers) as (address, process):
-        url = httpx.URL(address)
-
-        def accepts() -> bool:
-            assert process.poll() is None
-            with suppress(ConnectionRefusedError), socket.create_connection((url.host, url.port or 0)):
-                return True
-            return False
-
-        wait_until(accepts, 60, 0.001)
-        with open_stub(f"127.0.0.1:{grpc_port}") as stub:
-            assert stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=30).ready
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
+@BOTH
 def test_grpc_port_0_takes_free_port(tiny_repository: Path, workers: str) -> None:
     with serve(tiny_repository, "--grpc-port", "0", "--workers", workers) as server:
         found = re.search(r"^gRPC on 127\.0\.0\.1:(\d+)$", server.banner, re.MULTILINE)
@@ -125,14 +117,6 @@ def test_concurrent_start_on_same_address_fails(
         assert winner.poll() is None
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_sigterm_during_startup_stops_server(many: Path, workers: str) -> None:
-    with starting(many, "--workers", workers) as (_, process):
-        time.sleep(1)  # modules are being imported, models opened, or workers started
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) in (-signal.SIGTERM, 0)
-
-
 def test_interrupt_during_startup_of_workers_prints_no_traceback(tiny_repository: Path) -> None:
     command = [PREBLOCK, "serve", "--repository", str(tiny_repository), "--port", "0", "--workers", "2"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
@@ -143,8 +127,8 @@ def test_interrupt_during_startup_of_workers_prints_no_traceback(tiny_repository
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_sigterm_during_startup_removes_socket(many: Path, tmp_path: Path, workers: str) -> None:
+@BOTH
+def test_sigterm_during_startup_stops_server(many: Path, tmp_path: Path, workers: str) -> None:
     with starting(many, "--workers", workers, "--uds", str(tmp_path / "socket")) as (_, process):
         wait_until(lambda: list(tmp_path.iterdir()), pause=0.001)  # the models are being opened
         process.send_signal(signal.SIGTERM)
@@ -152,7 +136,7 @@ def test_sigterm_during_startup_removes_socket(many: Path, tmp_path: Path, worke
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@BOTH
 def test_startup_with_broken_model_fails_with_one_line(many: Path, tmp_path: Path, workers: str) -> None:
     for model in many.iterdir():
         (tmp_path / model.name).symlink_to(model)
@@ -181,14 +165,7 @@ def test_server_survives_closed_or_full_stdout(tiny_repository: Path, output: st
         ) as process,
     ):
         try:
-            deadline = time.monotonic() + 60
-            while True:
-                with suppress(httpx.ConnectError):
-                    if httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=60).status_code == 200:
-                        break
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            assert first_status(f"http://127.0.0.1:{port}", process)[1] == 200
             time.sleep(0.2)  # it is announced now
             httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=60).raise_for_status()
         finally:
@@ -204,21 +181,15 @@ def test_setting_beyond_32_bits_starts_server(tiny_repository: Path, option: str
         assert client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 200
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@BOTH
 def test_closed_standard_streams_are_replaced(tiny_repository: Path, workers: str) -> None:
     """A socket with the number of one would receive log lines, and libuv aborts when it closes it."""
     port = free_port()
     closed = ("sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', PREBLOCK)
     command = (*closed, "serve", "--repository", tiny_repository, "--port", str(port), "--workers", workers)
-    with subprocess.Popen(command) as process:
-
-        def ready() -> bool:
-            with suppress(httpx.TransportError):
-                return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
-            return False
-
+    with subprocess.Popen(command, text=True) as process:
         try:
-            wait_until(ready)
+            assert first_status(f"http://127.0.0.1:{port}", process)[1] == 200
             assert {str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in range(3)} == {os.devnull}
         finally:
             process.terminate()

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import stat
 import subprocess
 import tempfile
@@ -14,14 +13,13 @@ from urllib.parse import quote
 
 import grpc
 import httpx
-import numpy as np
 import pytest
 
 import preblock
 from preblock.bench.workload import LoadTarget
 from preblock.client.errors import ConnectionFailed, RequestError
-from preblock.service.core.errors import Invalid
-from preblock.service.server.addresses import MAX_PATH_BYTES, UnixListener
+from preblock.service.server.addresses import UnixListener
+from tests.cli.command_line import failing
 from tests.support.open_inference import infer_message, open_stub
 from tests.support.paths import PREBLOCK
 from tests.support.processes import workers
@@ -51,20 +49,17 @@ def open_http(path: Path) -> httpx.Client:
     return httpx.Client(transport=httpx.HTTPTransport(uds=str(path)))
 
 
-def start(repository: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Return the failed start of a server."""
-    command = [PREBLOCK, "serve", "--repository", str(repository), "--port", "0", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-@pytest.mark.usefixtures("unix")
-def test_http_response_over_unix_socket_matches_tcp(folder: Path, tiny_server: Server) -> None:
+def test_http_and_grpc_over_unix_socket_match_tcp(unix: Server, folder: Path, tiny_server: Server) -> None:
     with open_http(folder / "http.sock") as http:
         answer, index = http.post(**EMBED), http.get("http://any.example/")
     expected = httpx.post(f"{tiny_server.address}/models/gpt/embed", json=EMBED["json"])
-    assert answer.status_code == 200
-    assert answer.content == expected.content
+    assert (answer.status_code, answer.content) == (200, expected.content)
     assert index.json()["protocols"]["grpc_port"] is None
+    address = f"unix:{quote(str(folder / 'grpc%20.sock'))}"
+    assert f"gRPC on {address}" in unix.banner
+    with open_stub(address) as ours, open_stub(tiny_server.grpc) as theirs:
+        found, told = (stub.ModelInfer(infer_message(IDS), timeout=30) for stub in (ours, theirs))
+    assert found.raw_output_contents == told.raw_output_contents
 
 
 def test_banner_command_over_unix_socket_works(unix: Server, folder: Path) -> None:
@@ -72,46 +67,36 @@ def test_banner_command_over_unix_socket_works(unix: Server, folder: Path) -> No
     assert command.startswith(f"curl --unix-socket '{folder / 'http.sock'}' http://localhost/models/")
     answer = subprocess.run(["sh", "-c", f"{command} --fail --silent"], capture_output=True, text=True, check=True)
     assert '"shape":[1,4,4]' in answer.stdout
-    assert f"gRPC on unix:{quote(str(folder / 'grpc%20.sock'))}" in unix.banner
 
 
-@pytest.mark.usefixtures("unix")
-def test_grpc_response_over_unix_socket_matches_tcp(folder: Path, tiny_server: Server) -> None:
-    addresses = f"unix:{quote(str(folder / 'grpc%20.sock'))}", tiny_server.grpc
-    answers = []
-    for address in addresses:
-        with open_stub(address) as stub:
-            answers.append(stub.ModelInfer(infer_message(IDS), timeout=30).raw_output_contents[0])
-    assert answers[0] == answers[1]
-
-
-def test_client_and_stream_over_unix_socket_match_tcp(unix: Server, tiny_server: Server) -> None:
-    vectors = []
-    for address in (unix.address, tiny_server.address):
-        with preblock.connect(address) as client, client.decode("gpt", rows=2) as stream:
-            vectors.append([client.embed(IDS, model="gpt").vectors, stream.step([[5], [6]])])
-    for ours, expected in zip(*vectors, strict=True):
-        assert np.array_equal(ours, expected)
-
-
-def test_async_client_and_stream_over_unix_socket_match_tcp(unix: Server, tiny_server: Server) -> None:
+def test_clients_and_streams_over_unix_socket_match_tcp(unix: Server, tiny_server: Server) -> None:
     async def ask(address: str) -> list[Any]:
         async with preblock.connect_async(address) as client, client.decode("gpt", rows=2) as stream:
             return [(await client.embed(IDS, model="gpt")).vectors, await stream.step([[5], [6]])]
 
-    for ours, expected in zip(asyncio.run(ask(unix.address)), asyncio.run(ask(tiny_server.address)), strict=True):
-        assert np.array_equal(ours, expected)
+    answers = [asyncio.run(ask(address)) for address in (unix.address, tiny_server.address)]
+    with preblock.connect(unix.address) as client, client.decode("gpt", rows=2) as stream:
+        answers.append([client.embed(IDS, model="gpt").vectors, stream.step([[5], [6]])])
+    assert len({b"".join(vectors.tobytes() for vectors in answer) for answer in answers}) == 1
 
 
 @pytest.mark.usefixtures("unix")
-def test_serve_on_live_socket_fails_and_keeps_it(folder: Path, tiny_repository: Path) -> None:
-    for option, name in (("--uds", "http.sock"), ("--grpc-uds", "grpc%20.sock")):
-        failed = start(tiny_repository, option, str(folder / name))
-        assert failed.returncode == 1
-        assert failed.stderr == f"preblock: the socket {folder / name} is already in use\n"
-    with open_http(folder / "http.sock") as http:
-        assert http.post(**EMBED).status_code == 200
-    assert {path.name for path in folder.iterdir()} == {"http.sock", "grpc%20.sock"}
+def test_serve_with_unusable_socket_fails_and_keeps_it(folder: Path, tiny_repository: Path, tmp_path: Path) -> None:
+    file, http, calls = tmp_path / "file", folder / "http.sock", folder / "grpc%20.sock"
+    file.write_text("mine")
+    for options, message in (
+        (["--uds", http], f"the socket {http} is already in use"),
+        (["--grpc-uds", calls], f"the socket {calls} is already in use"),
+        (["--uds", file], f"{file} exists, and is not a socket"),
+        (["--grpc-uds", file], f"{file} exists, and is not a socket"),
+        (["--workers", "2", "--grpc-uds", file], "--grpc-uds works with one worker, and workers is 2: gRPC cannot "),
+        (["--uds", file, "--grpc-uds", file], f"--uds and --grpc-uds are both {file}; each needs its own socket"),
+    ):
+        arguments = ("serve", "--repository", tiny_repository, "--port", "0", *options)
+        assert failing(*arguments, code=1).startswith(message)
+    with open_http(http) as client:
+        assert client.post(**EMBED).status_code == 200
+    assert (file.read_text(), {path.name for path in folder.iterdir()}) == ("mine", {http.name, calls.name})
 
 
 def test_workers_share_socket_and_remove_its_file(tiny_repository: Path) -> None:
@@ -160,30 +145,6 @@ def test_unix_socket_clients_share_rate_limit(tiny_repository: Path) -> None:
                 stub.ModelInfer(infer_message(IDS), timeout=30)
 
 
-@pytest.mark.parametrize("option", ["--uds", "--grpc-uds"])
-def test_unusable_socket_paths_are_rejected(option: str, tiny_repository: Path, tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("mine")
-    long = Path("/tmp") / ("x" * (MAX_PATH_BYTES - 4))
-    for path, message in (
-        (file, f"{file} exists, and is not a socket"),
-        (tmp_path / "none/s", f"{tmp_path / 'none/s'} cannot be used: {tmp_path / 'none'} is not a folder"),
-        (long, f"{option}: the path {long} has 96 bytes; the path of a Unix socket has at most 95 bytes"),
-    ):
-        failed = start(tiny_repository, option, str(path))
-        assert (failed.returncode, failed.stderr) == (1, f"preblock: {message}\n")
-    assert file.read_text() == "mine"
-
-
-def test_grpc_socket_with_workers_or_http_path_is_rejected(tiny_repository: Path) -> None:
-    failed = start(tiny_repository, "--workers", "2", "--grpc-uds", "/tmp/preblock-grpc.sock")
-    assert failed.returncode == 1
-    assert "--grpc-uds works with one worker, and workers is 2: gRPC cannot share a Unix socket" in failed.stderr
-    failed = start(tiny_repository, "--uds", "/tmp/preblock.sock", "--grpc-uds", "/tmp/preblock.sock")
-    assert failed.returncode == 1
-    assert "--uds and --grpc-uds are both /tmp/preblock.sock; each needs its own socket" in failed.stderr
-
-
 def test_socket_mode_follows_umask(folder: Path) -> None:
     for mask, mode in ((0o077, 0o700), (0o007, 0o770)):
         path, before = folder / f"mode{mask}", os.umask(mask)
@@ -197,17 +158,6 @@ def test_socket_mode_follows_umask(folder: Path) -> None:
         assert not path.exists()
 
 
-def test_concurrent_start_on_same_socket_fails(folder: Path) -> None:
-    path = folder / "race"
-    with UnixListener("uds", path) as first:
-        with UnixListener("uds", path) as second:
-            first.listen(1)
-            with pytest.raises(Invalid, match=r"is already in use$"):
-                second.listen(1)
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(path))
-
-
 def test_shutdown_keeps_socket_of_other_server(folder: Path) -> None:
     path = folder / "other"
     with UnixListener("uds", path) as ours:
@@ -217,16 +167,6 @@ def test_shutdown_keeps_socket_of_other_server(folder: Path) -> None:
             other.listen(1)
             ours.__exit__()
             assert path.is_socket()
-
-
-def test_socket_with_full_backlog_counts_as_in_use(folder: Path) -> None:
-    path = folder / "full"
-    with UnixListener("uds", path) as listener:
-        listener.listen(0)
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(path))
-            with pytest.raises(Invalid, match=r"is already in use$"):
-                UnixListener("uds", path)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # httpcore does not close a socket without a connection
@@ -239,20 +179,15 @@ def test_client_error_names_path_of_missing_socket(folder: Path) -> None:
             client.decode("gpt", rows=1).__enter__()
 
 
-@pytest.mark.parametrize(
-    ("addresses", "message"),
-    [
+def test_malformed_socket_addresses_are_rejected() -> None:
+    cases: tuple[tuple[str | list[str], str], ...] = (
         ("http+unix:///run/a.sock", "an absolute path with %2F for each /"),
         ("http+unix://a.sock", "an absolute path with %2F for each /"),
         ("ftp+unix://%2Frun%2Fa.sock", "expected http://… or https://…"),
         (["http+unix://%2Frun%2Fa.sock", "http://b"], "expected one address, or several of TCP"),
-    ],
-)
-def test_malformed_socket_addresses_are_rejected(addresses: str | list[str], message: str) -> None:
-    with pytest.raises(RequestError, match=message):
-        preblock.connect(addresses)
-
-
-def test_bench_rejects_unix_socket_address() -> None:
+    )
+    for addresses, message in cases:
+        with pytest.raises(RequestError, match=message):
+            preblock.connect(addresses)
     with pytest.raises(RequestError, match="expected an address of TCP"):
         LoadTarget("http+unix://%2Frun%2Fa.sock", "gpt")

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -18,26 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2
 from websockets.sync.client import connect as connect_socket
 
-from preblock.service.core.errors import Invalid
 from preblock.service.observability.metrics import FLUSH_INTERVAL_SECONDS
-from preblock.service.server.addresses import bind
-from tests.support.open_inference import OWN_CONNECTION, open_stub
+from tests.support.connections import dial, http_request
+from tests.support.open_inference import open_stub
 from tests.support.paths import ROOT
 from tests.support.processes import fork_servers, status_bytes, workers
-from tests.support.protocols import Clients, RequestRefused, connect, grpc_raw
 from tests.support.scrapes import read_metrics, samples_of
-from tests.support.servers import Server, in_use, serve
+from tests.support.servers import Server, serve
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def limited(tiny_repository: Path) -> Iterator[Clients]:
-    """Serve with limits set by the environment."""
-    with (
-        serve(tiny_repository, PREBLOCK_MAX_REQUEST_TOKENS="4", PREBLOCK_MAX_BODY_BYTES="200") as server,
-        connect(server) as clients,
-    ):
-        yield clients
 
 
 @pytest.fixture(scope="module")
@@ -47,30 +34,31 @@ def two(tiny_repository: Path) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer"])
-def test_body_over_limit_of_environment_returns_413(limited: Clients, path: str) -> None:
-    response = limited.http.post(path, content=bytes(201))
-    assert response.status_code == 413
-    assert "body: got 201 bytes, expected at most 200 bytes" in response.text
+def embed(server: Server, rows: list[list[int]], model: str = "bert") -> httpx.Response:
+    """Ask over a connection of its own, which any worker accepts."""
+    return httpx.post(f"{server.address}/models/{model}/embed", json={"input_ids": rows}, timeout=60)
 
 
-def test_grpc_message_over_limit_of_environment_is_rejected(limited: Clients) -> None:
-    with pytest.raises(RequestRefused, match="RESOURCE_EXHAUSTED"):
-        grpc_raw(limited, "gpt", {"input_ids": [[1] * 30]})
+def statistics(server: Server) -> tuple[int, int, int]:
+    """Return the numbers of rows, of requests, and of runs of two rows."""
+    (model,) = httpx.get(f"{server.address}/v2/models/bert/versions/2/stats", timeout=60).json()["model_stats"]
+    sizes = {batch["batch_size"]: batch["compute_infer"]["count"] for batch in model["batch_stats"]}
+    return model["inference_count"], model["inference_stats"]["success"]["count"], sizes.get(2, 0)
 
 
-def test_workers_return_equal_vectors_and_sum_counters(two: Server) -> None:
+def test_workers_answer_alike_and_sum_counters(two: Server) -> None:
     answers = set()
-    for _ in range(20):  # a connection each, for both workers
-        answers.add(httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1, 2, 3]}, timeout=60).text)
-        httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [11]}, timeout=60)
+    for _ in range(20):
+        answers.add(embed(two, [[1, 2], [3, 4]]).text)
+        embed(two, [[11]])
     assert len(answers) == 1
     time.sleep(2 * FLUSH_INTERVAL_SECONDS)
     samples = read_metrics(two.address)
     assert samples["preblock_requests_total", "bert", "ok", "native"] == 20
     assert samples["preblock_requests_total", "bert", "Invalid", "native"] == 20
-    assert samples["preblock_tokens_total", "bert"] == 60
+    assert samples["preblock_tokens_total", "bert"] == 80
     assert samples["preblock_request_duration_seconds_count", "native"] == 40
+    assert {statistics(two) for _ in range(6)} == {(40, 20, 20)}  # by any worker
 
 
 def test_open_streams_gauge_is_summed_over_workers(two: Server) -> None:
@@ -81,22 +69,6 @@ def test_open_streams_gauge_is_summed_over_workers(two: Server) -> None:
             assert json.loads(stream.recv())["next_offset"] == [1]
         for _ in range(6):  # by any worker
             assert "preblock_streams_open 3.0" in httpx.get(f"{two.address}/metrics", timeout=60).text
-
-
-def test_model_statistics_are_summed_over_workers(two: Server) -> None:
-    def read() -> tuple[int, int, int]:
-        (model,) = httpx.get(f"{two.address}/v2/models/bert/versions/2/stats", timeout=60).json()["model_stats"]
-        sizes = {batch["batch_size"]: batch["compute_infer"]["count"] for batch in model["batch_stats"]}
-        return model["inference_count"], model["inference_stats"]["success"]["count"], sizes.get(2, 0)
-
-    httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1]}, timeout=60)
-    time.sleep(2 * FLUSH_INTERVAL_SECONDS)
-    before = read()
-    for _ in range(20):  # a connection each, for both workers
-        httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [[1], [2]]}, timeout=60)
-    time.sleep(2 * FLUSH_INTERVAL_SECONDS)
-    found = {read() for _ in range(6)}  # by any worker
-    assert found == {(before[0] + 40, before[1] + 20, before[2] + 20)}
 
 
 def accepted(parent: int) -> list[int]:
@@ -154,90 +126,55 @@ def test_workers_start_with_temp_folder_too_long_for_sockets(tiny_repository: Pa
 def test_model_change_returns_after_all_workers_applied_it(tiny_repository: Path, tmp_path: Path) -> None:
     root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
     (root / "bert/2").rename(later)
-    with (
-        serve(root, "--workers", "2", "--model-control", "explicit", "--load-model", "*") as server,
-        ExitStack() as stack,
-    ):
+    options = "--workers", "2", "--model-control", "explicit", "--load-model", "*"
+    with serve(root, *options) as server, ExitStack() as stack:
         httpx.get(f"{server.address}/readyz", timeout=60)
         while len(before := accepted(server.pid)) < 2:
             time.sleep(0.05)
-        deadline = time.monotonic() + 150
         clients: list[httpx.Client] = []
-        while True:  # until each worker has some of the open connections
+
+        def each_has_some() -> bool:
+            """Open four connections, and return whether each worker has some."""
             for _ in range(4):
                 clients.append(stack.enter_context(httpx.Client(base_url=server.address, timeout=60)))
                 assert clients[-1].get("/readyz").status_code == 200
             now = accepted(server.pid)
-            if len(now) == len(before) == 2 and all(new - old >= 3 for new, old in zip(now, before, strict=True)):
-                break
-            assert time.monotonic() < deadline, (before, now)
+            return len(now) == 2 and all(new - old >= 3 for new, old in zip(now, before, strict=True))
 
-        def ask(model: str = "bert") -> set[tuple[int, Any]]:
-            """Ask over every connection once, for a row, and return status and version."""
+        wait_until(each_has_some, 150)
+
+        def check(model: str, expected: tuple[int, Any], *states: str) -> None:
+            """Ask for a row over every connection once, and for the states of `bert`."""
             found = [client.post(f"/models/{model}/embed", json={"input_ids": [1]}) for client in clients]
-            return {(answer.status_code, answer.json().get("version")) for answer in found}
+            assert {(answer.status_code, answer.json().get("version")) for answer in found} == {expected}
+            for client in clients:
+                index = client.post("/v2/repository/index").json()
+                assert [row["state"] for row in index if row["name"] == "bert"] == [*states]
 
         def change(verb: str) -> None:
             clients[0].post(f"/v2/repository/models/bert/{verb}").raise_for_status()
 
-        def index() -> set[tuple[tuple[str, str, str], ...]]:
-            """Return the repository index of every worker."""
-            answers = [client.post("/v2/repository/index").json() for client in clients]
-            return {tuple((m["name"], m["version"], m["state"]) for m in answer) for answer in answers}
-
-        gpt = ("gpt", "1", "READY")
-        assert ask() == {(200, 1)}
+        check("bert", (200, 1), "READY")
         later.rename(root / "bert/2")
         change("load")
-        assert ask() == {(200, 2)}
-        assert index() == {(("bert", "1", "READY"), ("bert", "2", "READY"), gpt)}
+        check("bert", (200, 2), "READY", "READY")
         change("unload")
-        assert ask() == {(404, None)}
-        assert index() == {(("bert", "1", "UNAVAILABLE"), ("bert", "2", "UNAVAILABLE"), gpt)}
-        assert ask("gpt") == {(200, 1)}
+        check("bert", (404, None), "UNAVAILABLE", "UNAVAILABLE")
+        check("gpt", (200, 1), "UNAVAILABLE", "UNAVAILABLE")
         with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
             client.load_model("bert")
-        assert ask() == {(200, 2)}
-        assert index() == {(("bert", "1", "READY"), ("bert", "2", "READY"), gpt)}
+        check("bert", (200, 2), "READY", "READY")
         time.sleep(2 * FLUSH_INTERVAL_SECONDS)
-        counted = {
-            tuple(
-                (m["version"], m["inference_count"]) for m in client.get("/v2/models/bert/stats").json()["model_stats"]
-            )
-            for client in clients
-        }
-        assert counted == {(("1", len(clients)), ("2", 2 * len(clients)))}
+        for http in clients:
+            counted = http.get("/v2/models/bert/stats").json()["model_stats"]
+            assert [row["inference_count"] for row in counted] == [len(clients), 2 * len(clients)]
 
 
-def test_grpc_responses_of_all_workers_are_equal(two: Server) -> None:
-    httpx.get(f"{two.address}/readyz", timeout=60)
-    answers = set()
-    for _ in range(10):  # a connection each
-        with open_stub(two.grpc, OWN_CONNECTION) as stub:
-            answers.add(stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="bert")).SerializeToString())
-    assert len(answers) == 1
-
-
-def test_bind_to_used_port_is_rejected() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(Invalid, match=f"^{in_use(port, 'grpc-port')}$") as error:
-            bind("grpc-port", "127.0.0.1", port)
-        assert error.value.field == "grpc-port"
-
-
-def test_bind_to_unknown_host_is_rejected() -> None:
-    with pytest.raises(Invalid, match=r"^the host no\.such\.host\.invalid is unknown: name or service not known$"):
-        bind("port", "no.such.host.invalid", 0)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_serve_accepts_ipv4_and_ipv6_host(tiny_repository: Path, host: str) -> None:
-    with serve(tiny_repository, "--host", host) as server:
-        written = f"[{host}]" if ":" in host else host
-        assert server.address.startswith(f"http://{written}:")
+def test_serve_accepts_ipv6_host(tiny_repository: Path) -> None:
+    with serve(tiny_repository, "--host", "::1") as server:
+        assert server.address.startswith("http://[::1]:")
         assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
-        grpc = f"{written}:{server.grpc.rpartition(':')[2]}"
+        grpc = f"[::1]:{server.grpc.rpartition(':')[2]}"
         assert f"gRPC on {grpc}\n" in server.banner
         with open_stub(grpc) as stub:
             assert stub.ServerReady(service_pb2.ServerReadyRequest()).ready
@@ -253,15 +190,14 @@ def test_sigterm_right_after_banner_stops_server(tiny_repository: Path, tmp_path
 
 def test_memory_and_byte_metrics_are_summed_over_workers(two: Server) -> None:
     """The same names as with one process, and the memory of both."""
-    body = b'{"input_ids": [1]}'
     for _ in range(6):
-        httpx.post(f"{two.address}/models/gpt/embed", content=body)
+        embed(two, [[1]], "gpt")
     time.sleep(2 * FLUSH_INTERVAL_SECONDS)
     text = httpx.get(f"{two.address}/metrics").text
     documentation = (ROOT / "docs/reference/metrics.md").read_text()
     assert all(f"`{family.name}" in documentation for family in text_string_to_metric_families(text))
     found = samples_of(text)
-    assert found["preblock_request_bytes_total", "native"] >= 6 * len(body)
+    assert found["preblock_request_bytes_total", "native"] >= 6 * len('{"input_ids":[[1]]}')
     assert len([name for name, *_ in found if name == "preblock_provider_info"]) == 1
     largest = max(status_bytes(worker, "RssAnon") for worker in workers(two.pid))
     assert found["preblock_resident_memory_bytes", "anonymous"] > 1.5 * largest
@@ -272,14 +208,10 @@ def test_running_requests_gauge_excludes_dead_workers(two: Server) -> None:
         """Return the values of several scrapes, by any worker."""
         return {read_metrics(two.address)["preblock_requests_running", "native"] for _ in range(4)}
 
-    host, port = two.address.removeprefix("http://").split(":")
-    # A body over 256 KiB, of which only the beginning is sent.
-    head = b"POST /models/gpt/embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n"
-    head += b"Content-Type: application/json\r\n\r\n{"
     with ExitStack() as stack:
-        for _ in range(6):
-            connection = stack.enter_context(socket.create_connection((host, int(port))))
-            connection.sendall(head)
+        for _ in range(6):  # bodies over 256 KiB, of which only the beginning is sent
+            connection = stack.enter_context(dial(two.address))
+            connection.sendall(http_request("/models/gpt/embed", bytes(1_000_000))[:1000])
         wait_until(lambda: running() == {6})
         killed = workers(two.pid)
         for worker in killed:
