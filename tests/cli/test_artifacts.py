@@ -1,4 +1,4 @@
-"""`preblock list`, `inspect`, `remove` and `families`."""
+"""`preblock list`, `inspect`, `remove`, `convert` and `families`, also for tables that lie outside."""
 
 import hashlib
 import json
@@ -11,11 +11,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from preblock.cli.convert import convert
+from preblock.export.layouts.conversion import LAYOUTS
 from preblock.export.progress import format_bytes
 from preblock.models.checkpoints.family_lookup import known
 from preblock.service.artifacts.manifest import Manifest
 from tests.cli.command_line import failing, printed, run, run_installed
+from tests.export.qwen4 import save_qwen4
 from tests.support.artifacts import copy_artifact, make_repository
+from tests.support.references import SHARD, make_referenced
 from tests.support.servers import Server
 
 
@@ -84,7 +88,7 @@ def test_inspect_of_broken_artifact_names_the_fault(copy: Path, tiny_repository:
     folder = copy / "gpt/1"
     cases: list[tuple[Callable[[], object], str]] = [
         ((folder / "model.onnx.data").unlink, f"{folder}/model.onnx.data: no such file or directory"),
-        *((lambda name=name: (folder / name).write_text("garbage"), name) for name in ("parity.json", "model.onnx")),  # type: ignore[misc]
+        *((lambda name=name: (folder / name).write_text("garbage"), name) for name in ("parity.json", "model.onnx")),
         (lambda: (folder / "manifest.json").write_text("garbage"), "manifest.json is no JSON file: "),
         (
             lambda: change_manifest(folder, lambda document: document["graphs"].pop("token.onnx")),
@@ -257,3 +261,63 @@ def test_inspect_for_unusable_consumer_is_rejected(tmp_path: Path) -> None:
         ("m", ["trt"], 2, "'trt'"),
     ):
         assert message in failing("inspect", name, "--for", *options, "--repository", tmp_path, code=code)
+
+
+def test_convert_prints_written_files(tiny_repository: Path, tmp_path: Path) -> None:
+    copy, output = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "output"
+    told = printed("convert", "gpt", "--layout", "openvino", "--output", output, "--repository", copy)
+    names = ("openvino_text_embeddings_model.bin", "openvino_text_embeddings_model.xml")
+    assert told.splitlines() == [str(output / name) for name in names]
+    assert printed("convert", "gpt", "--layout", "triton", "--repository", copy) == f"{copy}/gpt/config.pbtxt\n"
+
+
+def test_convert_offers_every_layout() -> None:
+    (option,) = [option for option in convert.params if option.name == "layout"]
+    assert [*getattr(option.type, "choices")] == [*LAYOUTS, "triton"]  # noqa: B009 - no attribute of all types
+    assert [name for name, layout in LAYOUTS.items() if layout.write_images] == ["ort-genai"]
+
+
+def test_convert_rejects_wrong_arguments(tiny_repository: Path) -> None:
+    image = ["--image-token-id", "3"]
+    for layout, options, message in (
+        ("openvino", [], "--output: got nothing with openvino, expected a folder"),
+        (
+            "triton",
+            ["--output", "x"],
+            "--output: got x with triton, expected nothing, as the file belongs beside the versions of the model",
+        ),
+        ("edgellm", ["--output", "x", *image], "--image-token-id: got 3 with edgellm, expected the layout ort-genai"),
+        ("triton", image, "--image-token-id: got 3 with triton, expected the layout ort-genai"),
+    ):
+        told = failing("convert", "gpt", "--layout", layout, *options, "--repository", tiny_repository, code=2)
+        assert told.endswith(message)
+
+
+def test_check_needs_the_folder_of_the_tables(tmp_path: Path) -> None:
+    root, shard = tmp_path / "repository", tmp_path / "checkpoint" / SHARD
+    make_referenced(root, shard.parent)
+    outside = f"ngrams/1/references {shard} is outside the folders of the setting reference_roots: "
+    assert failing("check", "--repository", root, code=1) == f"{outside}no folder"
+    roots = str(tmp_path / "other")
+    assert failing("check", "--repository", root, code=1, PREBLOCK_REFERENCE_ROOTS=roots) == f"{outside}{roots}"
+    assert failing("check", "--repository", root, "--reference-roots", "here", code=2).startswith(
+        "--reference-roots: got here, expected comma-separated absolute folders"
+    )
+    assert run("check", "--repository", root, "--reference-roots", tmp_path).stdout.startswith("ngrams 1: runs on CPU")
+
+
+def test_export_and_verify_name_the_files(tmp_path: Path) -> None:
+    folder, root = save_qwen4(tmp_path / "model"), tmp_path / "repository"
+    exported = run("export", folder, "--name", "m", "--repository", root, "--reference").stdout
+    assert "  refers to 1 files of " in exported
+    assert exported.endswith(f"preblock serve --repository {root} --reference-roots {folder}\n")
+    page = run("inspect", "m", "--repository", root).stdout
+    assert "checked: headers, not yet by verify" in page
+    assert "  ngrams.tables.1.weight" in page
+    assert str(folder / "model.safetensors") in page
+    refused = run("verify", "m", "--repository", root)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.endswith("reference_roots: no folder\n")
+    verified = run("verify", "m", "--repository", root, "--reference-roots", folder).stdout
+    assert "1 referenced files hashed" in verified
+    assert "checked: whole files" in run("inspect", "m", "--repository", root).stdout

@@ -1,7 +1,9 @@
-"""The command line, as a user runs it."""
+"""The command line, as a user runs it, and the first steps of the program."""
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from tests.cli.command_line import failing, printed, run, run_installed
 from tests.export.test_module import Sum
 from tests.support.artifacts import copy_artifact
 from tests.support.checkpoints import random_gpt2, write_gpt2
+from tools.reference import FOLDER, PAGES
 
 
 @pytest.fixture
@@ -91,27 +94,23 @@ def test_missing_command_prints_help_and_exits_2() -> None:
     assert run_installed("--version").stdout.split()[-1] == preblock.__version__
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_usage_error_exits_2_with_one_line() -> None:
+    for arguments, message in (
         (["nope"], "No such command 'nope'."),
         (["--nope"], "No such option"),
         (["export"], "Missing argument 'SOURCE'"),
         (["inspect", "a", "b"], "unexpected extra argument"),
         (["check", "--provider", "tpu"], "'tpu' is not one of 'auto', 'cpu', 'cuda'"),
         (["serve", "--port", "x"], "--port: got x, expected a whole number"),
-        (["serve", "--port", "65536"], "--port: got 65536, expected at most 65535"),
+        (["settings", "--port", "65536"], "--port: got 65536, expected at most 65535"),
         (["serve", "--grpc-port", "-1"], "--grpc-port: got -1, expected at least 0"),
-        (["serve", "--workers", "0"], "--workers: got 0, expected at least 1"),
         (["check", "--repository", __file__], "is a file"),
         (["key", ""], "NAME is empty; give the name of the caller, such as alice"),
         (["key", " "], "NAME is empty"),
         (["inspect", "gpt@"], "gpt@: the version after the @ is '', not a whole number from 1 on"),
         (["remove", "gpt@0"], "gpt@0: the version after the @ is '0', not a whole number from 1 on"),
-    ],
-)
-def test_usage_error_exits_2_with_one_line(arguments: list[str], message: str) -> None:
-    assert message in failing(*arguments, code=2)
+    ):
+        assert message in failing(*arguments, code=2)
 
 
 def test_unusable_repository_is_named(tmp_path: Path, empty: Path) -> None:
@@ -183,3 +182,27 @@ def test_debug_option_shows_traceback(empty: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback (most recent call last):")
     assert "find_artifacts" in done.stderr
+
+
+SCRIPT = """
+import atexit, gc, sys
+atexit.register(lambda: print(gc.isenabled()))
+from preblock.__main__ import main
+main()
+"""
+
+
+def test_only_start_of_server_collects_no_garbage() -> None:
+    for arguments, collects in (
+        (("serve", "--port", "x"), False),
+        (("--debug", "serve", "--port", "x"), False),
+        (("inspect", "serve"), True),
+    ):
+        done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=False)
+        assert (done.stdout, done.returncode) == (f"{collects}\n", 1 if collects else 2), done.stderr
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_generated_page_is_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert (FOLDER / name).read_text(encoding="utf-8") == PAGES[name](), "run `make reference`"

@@ -1,13 +1,18 @@
-"""`preblock export`: arguments are checked first, and the end says what was made."""
+"""`preblock export`: arguments are checked first, the progress is shown, and the end says what was made."""
 
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from preblock.cli.progress import ProgressLine
 from tests.cli.command_line import failing, run
 from tests.support.checkpoints import random_gpt2
 from tests.support.published_tokenizers import gpt2, write_folder
@@ -102,3 +107,46 @@ def test_export_with_tokenizer_conflict_needs_option(source: Path, tmp_path: Pat
     assert [conflict["ordinary"] for conflict in report["tokenizer"]] == [True, False]
     page = run("inspect", "m", "--repository", tmp_path / "models").stdout
     assert "Conflicts of the tokenizer\n  add_prefix_space  tokenizer_config.json has true" in page
+
+
+SCRIPT = """
+import time
+from preblock.cli.progress import ProgressLine
+with ProgressLine("m") as progress:
+    for step in ("reading", "proving", "proving: 1 of 2 cases", "reading", "proving"):
+        progress(step)
+    time.sleep({seconds})
+"""
+
+
+def test_progress_rewrites_line_on_terminal_and_thins_in_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown(terminal: bool) -> str:
+        stream, clock = StringIO(), iter([100.0, 101.0, 109.0, 111.0, 112.0])
+        monkeypatch.setattr(stream, "isatty", lambda: terminal)
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stderr", stream)
+            if not terminal:
+                patch.setattr("preblock.cli.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
+            with ProgressLine("m") as progress:
+                for step in ("reading", "writing", "writing: 8 GB, 1 GB/s", "writing: 9 GB, 1 GB/s", "proving"):
+                    progress(step)
+        return stream.getvalue()
+
+    assert shown(terminal=False).splitlines() == ["m: reading", "m: writing", "m: writing: 9 GB, 1 GB/s", "m: proving"]
+    lines = shown(terminal=True).split("\r\033[K")
+    assert lines[3:] == ["m: writing: 8 GB, 1 GB/s", "m: writing: 9 GB, 1 GB/s", "m: proving", ""]
+
+
+def test_progress_in_pipe_writes_plain_lines_once() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(seconds=0)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "m: reading\nm: proving\n")
+
+
+def test_progress_on_terminal_shows_seconds_of_silent_step() -> None:
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-c", SCRIPT.format(seconds=2.5)], stderr=theirs, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode().split("\r\x1b[K")
+    os.close(ours)
+    assert shown[-1] == ""
+    assert re.fullmatch(r"m: proving \([1-9] s\)", shown[-2])  # more than 1 s on a busy machine

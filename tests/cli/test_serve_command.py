@@ -17,7 +17,6 @@ from preblock.service.core.auth import new_key
 from preblock.service.runtime.providers import cuda_unavailable_reason
 from tests.cli.command_line import failing
 from tests.support.artifacts import copy_artifact
-from tests.support.scrapes import read_metrics
 from tests.support.servers import Server, free_port, in_use, serve
 from tests.support.waiting import wait_until
 
@@ -34,8 +33,7 @@ def test_serve_on_unusable_address_fails(tiny_repository: Path) -> None:
             (["--host", "a..b"], "the host a..b is unknown: no name of a host"),
             (["--tei", "nope:1"], "tei: got nope, expected bert, gpt"),
         ):
-            command = ("serve", "--repository", tiny_repository, "--port", "0", *options)
-            assert failing(*command, code=1) == message
+            assert failing("serve", "--repository", tiny_repository, "--port", "0", *options, code=1) == message
 
 
 @pytest.mark.skipif(cuda_unavailable_reason() is None, reason="CUDA works here")
@@ -43,29 +41,6 @@ def test_commands_without_cuda_fail_with_reason(tiny_repository: Path) -> None:
     for command in (["check"], ["serve"], ["verify", "gpt"]):
         message = failing(*command, "--repository", tiny_repository, "--provider", "cuda", code=1, PREBLOCK_PORT="0")
         assert message == f"provider cuda cannot be used: {cuda_unavailable_reason()}"
-
-
-def test_workers_share_requests_and_metrics_are_summed(tiny_repository: Path, tmp_path: Path) -> None:
-    """Each request opens a connection, accepted by either worker. The second worker may start later."""
-    sent, seen = 0, set[str]()
-    with serve(tiny_repository, "--workers", "2", TMPDIR=str(tmp_path)) as server:
-
-        def asked_both() -> bool:
-            nonlocal sent
-            sent += 1
-            answer = httpx.post(f"{server.address}/models/gpt/embed", json={"input_ids": [[1, 2, 3]]})
-            seen.add(answer.headers["X-Request-Id"].partition("-")[0])  # the prefix names the process
-            return len(seen) == 2
-
-        def summed() -> bool:
-            found = read_metrics(server.address)
-            requests = found["preblock_requests_total", "gpt", "ok", "native"]
-            return (requests, found["preblock_tokens_total", "gpt"]) == (sent, 3 * sent)
-
-        wait_until(asked_both, 100)
-        assert len(list(tmp_path.glob("*/metrics/counter_*.db"))) == 2
-        wait_until(summed)  # each worker tells it a moment later
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_banner_shows_addresses_and_model_limits(tiny_server: Server) -> None:

@@ -1,12 +1,9 @@
 """Further names of models on a real server, with the clients of each protocol."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import httpx
-import numpy as np
 import openai
 import pytest
 import tritonclient.grpc
@@ -14,10 +11,12 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 import preblock
-from tests.support import commands
+from tests.cli.command_line import failing
+from tests.clients.test_tritonclient import client_of
+from tests.clients.triton_client import TritonClient
 from tests.support.servers import Server, serve
 
-IDS = np.array([[1, 2, 3], [4, 5, 6]])
+IDS = [[1, 2, 3], [4, 5, 6]]
 HUB_ID = "a-team/BERT-base"
 ALIASES = ("--alias", "embeddings=gpt", "--alias", "sentences=bert", "--served-model-name", f"{HUB_ID}=bert")
 
@@ -28,84 +27,66 @@ def aliased(tiny_repository: Path) -> Iterator[Server]:
         yield server
 
 
-class Triton:
-    """A client of tritonclient over HTTP or gRPC, with documents as answers."""
-
-    def __init__(self, module: Any, address: str) -> None:
-        self.module, self.client = module, module.InferenceServerClient(address)
-
-    def infer(self, model: str) -> bytes:
-        tensor = self.module.InferInput("input_ids", [2, 3], "INT64")
-        tensor.set_data_from_numpy(IDS)
-        vectors: bytes = self.client.infer(model, [tensor]).as_numpy("embeddings").tobytes()
-        return vectors
-
-    def is_ready(self, model: str) -> bool:
-        """Return whether a model is ready; the client of gRPC raises an error for an unknown one."""
-        try:
-            return bool(self.client.is_model_ready(model))
-        except InferenceServerException as error:
-            if error.status() != "StatusCode.NOT_FOUND":
-                raise
-            return False
-
-    def ask(self, method: str, *arguments: str) -> Any:
-        options = {} if self.module is tritonclient.http else {"as_json": True}
-        return getattr(self.client, method)(*arguments, **options)
-
-
 @pytest.fixture(params=[tritonclient.http, tritonclient.grpc])
-def triton(aliased: Server, request: pytest.FixtureRequest) -> Iterator[Triton]:
-    address = aliased.grpc if request.param is tritonclient.grpc else aliased.address.removeprefix("http://")
-    made = Triton(request.param, address)
-    with closing(made.client):
-        yield made
+def triton(aliased: Server, request: pytest.FixtureRequest) -> TritonClient:
+    return client_of(request.param, aliased)
 
 
-def test_triton_client_with_alias_receives_model_vectors(triton: Triton) -> None:
-    expected = triton.infer("gpt")
+def infer(client: TritonClient, model: str) -> bytes:
+    vectors: bytes = client.infer(model, client.inputs(input_ids=IDS)).as_numpy("embeddings").tobytes()
+    return vectors
+
+
+def is_ready(client: TritonClient, model: str) -> bool:
+    """Return whether a model is ready; the client of gRPC raises an error for an unknown one."""
+    try:
+        return bool(client.is_model_ready(model))
+    except InferenceServerException as error:
+        if error.status() != "StatusCode.NOT_FOUND":
+            raise
+        return False
+
+
+def test_triton_client_with_alias_receives_model_vectors(triton: TritonClient) -> None:
+    expected = infer(triton, "gpt")
     # The first request prepares the second one.
-    assert [triton.infer("embeddings") for _ in range(2)] == [expected] * 2
-    assert [triton.is_ready(name) for name in ("embeddings", "nope")] == [True, False]
-    if triton.module is tritonclient.grpc:  # the path of an HTTP request has no room for the slash of a hub's name
-        assert triton.infer(HUB_ID) == triton.infer("bert")
-        assert triton.is_ready(HUB_ID)
-    metadata = triton.ask("get_model_metadata", "embeddings")
-    assert metadata == triton.ask("get_model_metadata", "gpt") | {"name": "embeddings"}
-    config = triton.ask("get_model_config", "embeddings")
+    assert [infer(triton, "embeddings") for _ in range(2)] == [expected] * 2
+    assert [is_ready(triton, name) for name in ("embeddings", "nope")] == [True, False]
+    if not triton.http:  # the path of an HTTP request has no room for the slash of a hub's name
+        assert infer(triton, HUB_ID) == infer(triton, "bert")
+        assert is_ready(triton, HUB_ID)
+    metadata = triton.document("get_model_metadata", "embeddings")
+    assert metadata == triton.document("get_model_metadata", "gpt") | {"name": "embeddings"}
+    config = triton.document("get_model_config", "embeddings")
     assert config.get("config", config)["name"] == "embeddings"
 
 
-def test_repository_index_and_statistics_accept_alias(triton: Triton) -> None:
-    triton.infer("embeddings")
-    index = triton.ask("get_model_repository_index")
+def test_repository_index_and_statistics_accept_alias(triton: TritonClient) -> None:
+    infer(triton, "embeddings")
+    index = triton.document("get_model_repository_index")
     rows = index if isinstance(index, list) else index["models"]
     both = (HUB_ID, "bert", "sentences")
     expected = [*((name, version) for name in both for version in "12"), ("embeddings", "1"), ("gpt", "1")]
     assert sorted((row["name"], row["version"]) for row in rows) == sorted(expected)
     (by_alias,), (by_name,) = (
-        triton.ask("get_inference_statistics", name)["model_stats"] for name in ("embeddings", "gpt")
+        triton.document("get_inference_statistics", name)["model_stats"] for name in ("embeddings", "gpt")
     )
     assert by_alias == by_name | {"name": "embeddings"}
-    assert int(by_alias["inference_count"]) >= 1
-    of_all = triton.ask("get_inference_statistics")["model_stats"]
+    assert by_alias["inference_count"] >= 1
+    of_all = triton.document("get_inference_statistics")["model_stats"]
     assert [row["name"] for row in of_all] == ["bert", "bert", "gpt"]
 
 
-def test_alias_loads_and_unloads_its_model(triton: Triton) -> None:
-    triton.client.unload_model("sentences")
-    try:
-        assert not triton.is_ready("bert")
-        assert not triton.is_ready("sentences")
-    finally:
-        triton.client.load_model("sentences")
-    assert triton.is_ready("bert")
+def test_alias_loads_and_unloads_its_model(triton: TritonClient) -> None:
+    for method, ready in (("unload_model", False), ("load_model", True)):
+        getattr(triton, method)("sentences")
+        assert [is_ready(triton, name) for name in ("bert", "sentences")] == [ready] * 2
 
 
 def test_native_and_openai_apis_accept_alias(aliased: Server) -> None:
     with httpx.Client(base_url=aliased.address) as http:
         vectors = [
-            http.post(f"/models/{name}/embed", json={"input_ids": IDS.tolist()}).json()
+            http.post(f"/models/{name}/embed", json={"input_ids": IDS}).json()
             for name in ("gpt", "embeddings", "embeddings")
         ]
         assert vectors[0] == vectors[1] == vectors[2]
@@ -149,5 +130,4 @@ def test_serve_with_invalid_alias_fails(tiny_repository: Path) -> None:
         ("words", "none", 2, "--alias: got words, expected NAME=MODEL"),
     ):
         options = "--port", "0", "--model-control", control, "--alias", alias
-        done = commands.run(commands.preblock, "serve", "--repository", tiny_repository, *options)
-        assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+        assert message in failing("serve", "--repository", tiny_repository, *options, code=code)

@@ -19,20 +19,15 @@ from tests.support.decode_protocols import decode_frame, decode_json
 from tests.support.open_inference import infer_message
 from tests.support.own_client import own_client
 from tests.support.protocols import (
+    NATIVE,
+    TENSORS,
     Clients,
     Protocol,
     RequestRefused,
     connect,
     grpc_raw,
     grpc_typed,
-    native_bytes,
-    native_float,
-    native_json,
     native_npy,
-    native_raw,
-    native_safetensors,
-    open_inference_binary,
-    open_inference_json,
     openai_base64,
     openai_mean,
     refusal_of,
@@ -45,10 +40,7 @@ FITS = MOST // (4 * D)
 """Number of tokens of the largest buffered answer."""
 IDS = np.random.default_rng(5).integers(0, V, LONGEST).tolist()
 WHOLE: tuple[Protocol, ...] = (grpc_raw, grpc_typed, decode_frame, decode_json, openai_base64)
-IN_PIECES: tuple[Protocol, ...] = (
-    *(native_json, native_float, native_bytes, native_npy, native_raw, native_safetensors, own_client, openai_mean),
-    *(open_inference_json, open_inference_binary),
-)
+IN_PIECES: tuple[Protocol, ...] = (*NATIVE, native_npy, own_client, openai_mean, *TENSORS[:2])
 TOKENS, POSITIONS = draw_tables(0, [V * D, LONGEST * D])
 """Of `gpt`."""
 

@@ -1,10 +1,12 @@
-"""Reloads and shutdown of a server. Real servers, real clients, real signals."""
+"""Reloads and the end of a server, by real signals; the servers that all workers of a run share end with the run."""
 
 import os
+import shutil
 import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +20,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.support.artifacts import make_repository
 from tests.support.connections import dial, http_request
 from tests.support.open_inference import OWN_CONNECTION
-from tests.support.paths import PREBLOCK
+from tests.support.paths import PREBLOCK, ROOT
 from tests.support.processes import alive, children, fork_servers
 from tests.support.processes import workers as workers_of
 from tests.support.servers import read_banner, serve
@@ -56,22 +58,31 @@ def read_large(stream: socket.socket) -> int:
     return found
 
 
-@pytest.mark.parametrize("alike", [False, True])
-def test_large_response_is_finished_on_shutdown(models: Path, alike: bool) -> None:
-    with serve(models) as server:
-        if alike:
-            with dial(server.address, SECONDS) as stream:
+@pytest.mark.parametrize(("workers", "number"), [("1", signal.SIGTERM), ("2", signal.SIGTERM), ("2", signal.SIGINT)])
+def test_signal_to_process_group_finishes_requests(models: Path, workers: str, number: signal.Signals) -> None:
+    """As a terminal sends it, or a stop of a whole control group. The second request is known."""
+    command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--workers", workers]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            address = read_banner(process)[1]
+            with dial(address, SECONDS) as stream:
                 stream.sendall(request())
                 assert read_large(stream) == 4 * WIDTH * LARGE[0] * LARGE[1]
-        with dial(server.address, SECONDS) as stream:
-            stream.sendall(request())
-            stream.recv(10, socket.MSG_PEEK)
-            server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.5)
-            with pytest.raises(ConnectionRefusedError):  # nobody new
-                dial(server.address)
-            assert read_large(stream) == 4 * WIDTH * LARGE[0] * LARGE[1]
-        assert server.process.wait(SECONDS) == 0
+                stream.sendall(request())
+                stream.recv(10, socket.MSG_PEEK)
+                family = [process.pid, *children(process.pid), *workers_of(process.pid)]
+                os.killpg(process.pid, number)
+                time.sleep(1.5)
+                if workers == "1":  # else the parent listens until its workers have ended
+                    with pytest.raises(ConnectionRefusedError):
+                        dial(address)
+                assert process.poll() is None
+                assert read_large(stream) == 4 * WIDTH * LARGE[0] * LARGE[1]
+            assert process.wait(SECONDS) == 0
+            wait_until(lambda: not any(map(alive, family)))
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("late", [1, 8])
@@ -136,28 +147,6 @@ def test_sighup_is_ignored(models: Path, workers: str) -> None:
         time.sleep(1)
         assert client.get("/readyz").status_code == 200
         assert workers_of(server.pid) == before
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_to_process_group_finishes_requests(models: Path, number: signal.Signals) -> None:
-    """As a terminal sends it, or a stop of a whole control group."""
-    command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--workers", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        try:
-            address = httpx.URL(read_banner(process)[1])
-            with dial(address, SECONDS) as stream:
-                stream.sendall(request())
-                stream.recv(10, socket.MSG_PEEK)
-                family = [process.pid, *children(process.pid), *workers_of(process.pid)]
-                os.killpg(process.pid, number)
-                time.sleep(1.5)
-                assert process.poll() is None
-                assert read_large(stream) == 4 * WIDTH * LARGE[0] * LARGE[1]
-            assert process.wait(SECONDS) == 0
-            wait_until(lambda: not any(map(alive, family)))
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_certificate_is_reloaded_without_restart(models: Path, tmp_path: Path) -> None:
@@ -231,3 +220,32 @@ def test_client_ca_is_reloaded(models: Path, tmp_path: Path, version: ssl.TLSVer
         time.sleep(2)
         let_in_only(others)
         assert let_in(tls.ca, session) is None
+
+
+RUN = """
+import signal
+import sys
+from pathlib import Path
+from tests.support.shared import sharing
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
+with sharing() as (shared, _):
+    print(shared.server("one", Path(sys.argv[1])).pid, shared.folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_shared_server_ends_with_its_run(tiny_repository: Path, number: int) -> None:
+    command = [sys.executable, "-c", RUN, str(tiny_repository)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        pid, folder = run.stdout.readline().split()
+        assert alive(int(pid))
+        os.kill(run.pid, number)
+        run.wait(60)
+    wait_until(lambda: not alive(int(pid)))
+    assert Path(folder).exists() == (number == signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -20,13 +20,14 @@ from tritonclient.utils import InferenceServerException
 from tests.clients.test_tritonclient import client_of, module
 from tests.clients.triton_client import TritonClient
 from tests.support.open_inference import OWN_CONNECTION, infer_message, open_stub
-from tests.support.protocols import Clients, RequestRefused, call_grpc, connect, native_bytes
-from tests.support.scrapes import read_metrics, wait_for_streams
+from tests.support.protocols import Clients, call_grpc, connect, native_bytes
+from tests.support.scrapes import read_metrics
 from tests.support.servers import Server, serve
 from tests.support.waiting import wait_until
 
 __all__ = ["module"]
 
+INFER = {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}]}
 STEPS: list[tuple[list[list[int]], dict[str, Any], int | str]] = [
     ([[1, 2]], {"sequence_start": True}, 0),
     ([[3]], {}, 2),
@@ -122,19 +123,14 @@ def test_separate_requests_continue_their_sequence(
 
 
 def test_json_request_continues_sequence_of_grpc_request(counted_clients: Clients) -> None:
-    def infer(http: httpx.Client, **told: Any) -> list[float]:
-        tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
-        body = {"inputs": [tensor], "parameters": {"sequence_id": 2**64 - 1, **told}}
-        answer = http.post("/v2/models/gpt/infer", json=body)
-        answer.raise_for_status()
-        return answer.json()["outputs"][0]["data"]  # type: ignore[no-any-return]
-
     message = request([[1, 2]], 0, sequence_start=True)
     message.parameters["sequence_id"].uint64_param = 2**64 - 1
     call_grpc(counted_clients, "ModelInfer", message)
-    found = np.array([infer(counted_clients.http), infer(counted_clients.http, sequence_end=True)], np.float32)
-    expected = native_bytes(counted_clients, "gpt", {"input_ids": [[1, 1]], "offset": 2})
-    assert found.tobytes() == expected.tobytes()
+    parameters = {"sequence_id": 2**64 - 1, "sequence_end": True}
+    answer = counted_clients.http.post("/v2/models/gpt/infer", json=INFER | {"parameters": parameters}).json()
+    expected = native_bytes(counted_clients, "gpt", {"input_ids": [[1]], "offset": 2})
+    assert np.array(answer["outputs"][0]["data"], np.float32).tobytes() == expected.tobytes()
+    assert "sequence_batching" not in counted_clients.http.get("/v2/models/gpt/config").json()
 
 
 @pytest.mark.parametrize("id_", [5, "a sequence"])
@@ -148,21 +144,6 @@ def test_grpc_streams_have_separate_sequences(counted_server: Server, counted_cl
         assert other.ask([[1]], id_, sequence_start=True) == first
         assert sequences_open(counted_clients.http) == 2
     wait_for_sequences(counted_clients.http, 0)
-
-
-def test_statistics_count_sequence_requests(counted_server: Server, counted_clients: Clients) -> None:
-    def counts() -> tuple[int, int, int]:
-        (model,) = counted_clients.http.get("/v2/models/gpt/stats").json()["model_stats"]
-        stats = model["inference_stats"]
-        return model["inference_count"], stats["success"]["count"], stats["fail"]["count"]
-
-    before = counts()
-    with streaming(counted_server) as stream:
-        stream.ask([[1], [2]], 5, sequence_start=True)
-        stream.ask([[1], [2]], 5)
-        stream.ask([[7], [2]], 5)
-    assert tuple(np.subtract(counts(), before)) == (4, 2, 1)
-    assert "sequence_batching" not in counted_clients.http.get("/v2/models/gpt/config").json()
 
 
 @pytest.mark.parametrize("leave", ["cancel", "disconnect"])
@@ -181,56 +162,6 @@ def test_cancelled_or_closed_stream_releases_its_sequences(
             answers.cancel()
     wait_for_sequences(counted_clients.http, 0)
     waiting.put(None)
-
-
-@pytest.fixture(scope="module")
-def strict(tiny_repository: Path) -> Iterator[tuple[Server, Clients]]:
-    """A server of short patience and little room."""
-    limits = {
-        "PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS": "1",
-        "PREBLOCK_SEQUENCE_IDLE_TIMEOUT_SECONDS": "1",
-        "PREBLOCK_MAX_SEQUENCE_ROWS": "3",
-    }
-    with serve(tiny_repository, "--max-stream-sequence-rows", "2", **limits) as server, connect(server) as clients:
-        yield server, clients
-
-
-def test_sequence_rows_over_limit_return_unavailable(strict: tuple[Server, Clients]) -> None:
-    server, clients = strict
-    with streaming(server) as stream:
-        for id_ in (1, 2):
-            assert isinstance(stream.ask([[1]], id_, sequence_start=True), bytes)
-        assert stream.ask([[1]], 3, sequence_start=True) == (
-            "input_ids: 1 rows beside 2 that run exceed the limit of 2 rows of sequences"
-        )
-        call_grpc(clients, "ModelInfer", request([[1]], 1, sequence_start=True))
-        with pytest.raises(RequestRefused) as refused:
-            call_grpc(clients, "ModelInfer", request([[1]], 2, sequence_start=True))
-        assert refused.value.status == "StatusCode.UNAVAILABLE"
-        tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
-        told = {"sequence_id": "x", "sequence_start": True}
-        answer = clients.http.post("/v2/models/gpt/infer", json={"inputs": [tensor], "parameters": told})
-        assert answer.status_code == 503
-        assert answer.json()["error"].startswith("input_ids: 1 rows beside 3 that run exceed the limit of 3 rows")
-    wait_for_sequences(clients.http, 0)
-
-
-def test_idle_sequences_are_removed(strict: tuple[Server, Clients]) -> None:
-    server, clients = strict
-    call_grpc(clients, "ModelInfer", request([[1]], 9, sequence_start=True))
-    with streaming(server) as stream:
-        stream.ask([[1]], 1, sequence_start=True)
-        for _ in range(5):
-            time.sleep(0.4)
-            assert isinstance(stream.ask([[2]], 2, sequence_start=True), bytes)  # the stream is not idle
-        assert sequences_open(clients.http) == 1
-        assert str(stream.ask([[1]], 1)).startswith("parameters.sequence_id 1 does not run on ")
-        with pytest.raises(RequestRefused, match=r"parameters\.sequence_id 9 does not run on gpt"):
-            call_grpc(clients, "ModelInfer", request([[1]], 9))
-        assert str(stream.recv()).startswith("the stream was closed because of an idle timeout")
-        with pytest.raises(InferenceServerException, match="no longer in valid state"):
-            stream.send([[1]], 1)
-    wait_for_streams(clients.http, 0)
 
 
 def test_shutdown_reports_offsets_of_sequences(tiny_repository: Path) -> None:
