@@ -17,6 +17,13 @@ def run_installed(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([PREBLOCK, *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
+def printed(*arguments: str | Path, **environment: str) -> str:
+    """Run a command, check that it succeeds without a word on standard error, and return what it prints."""
+    done = run(*arguments, **environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
 def failing(*arguments: str | Path, code: int, **environment: str) -> str:
     """Run a command, check that it fails with `code`, and return its one line."""
     done = run(*arguments, **environment)

@@ -1,20 +1,25 @@
-"""`preblock list`, `inspect`, `remove` and `families`."""
+"""`preblock list`, `inspect`, `remove`, `convert` and `families`, also for tables that lie outside."""
 
 import hashlib
 import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
+from preblock.cli.convert import convert
+from preblock.export.layouts.conversion import LAYOUTS
 from preblock.export.progress import format_bytes
 from preblock.models.checkpoints.family_lookup import known
 from preblock.service.artifacts.manifest import Manifest
-from tests.cli.command_line import failing, run, run_installed
-from tests.support.artifacts import copy_artifact
+from tests.cli.command_line import failing, printed, run, run_installed
+from tests.export.qwen4 import save_qwen4
+from tests.support.artifacts import copy_artifact, make_repository
+from tests.support.references import SHARD, make_referenced
 from tests.support.servers import Server
 
 
@@ -28,15 +33,15 @@ def test_random_weights_of_preset_are_stated_everywhere(model_repository: Path, 
     def random(line: str) -> bool:
         return "random weights" in line
 
-    rows = {line.split()[0]: random(line) for line in run("list", "--repository", model_repository).stdout.splitlines()}
-    printed = {line.split(":")[0].strip(): random(line) for line in model_server.banner.splitlines() if "width" in line}
-    checked = run("check", "--repository", model_repository).stdout
+    rows = {line.split()[0]: random(line) for line in printed("list", "--repository", model_repository).splitlines()}
+    banner = {line.split(":")[0].strip(): random(line) for line in model_server.banner.splitlines() if "width" in line}
+    checked = printed("check", "--repository", model_repository)
     listed = {model["name"]: model["random_weights"] for model in httpx.get(f"{model_server.address}/models").json()}
     expected = {"gpt2-small": True, "minilm": False, "transformer-base": True, "wordllama": False}
-    assert printed == listed == {name: rows[name] for name in expected} == expected
+    assert banner == listed == {name: rows[name] for name in expected} == expected
     for name, is_random in expected.items():
         assert httpx.get(f"{model_server.address}/models/{name}").json()["random_weights"] is is_random
-        page = run("inspect", name, "--repository", model_repository).stdout
+        page = printed("inspect", name, "--repository", model_repository)
         assert random(page) is random(next(line for line in checked.splitlines() if name in line)) is is_random
 
 
@@ -49,35 +54,51 @@ def paragraphs(page: str) -> dict[str, dict[str, str]]:
     return found
 
 
+def list_rows(repository: Path) -> list[list[str]]:
+    return [re.split(r"  +", line) for line in printed("list", "--repository", repository).splitlines()]
+
+
 def test_list_has_line_per_version(tiny_repository: Path) -> None:
-    done = run("list", "--repository", tiny_repository)
-    assert (done.returncode, done.stderr) == (0, "")
-    rows = [re.split(r"  +", line) for line in done.stdout.splitlines()]
+    rows = list_rows(tiny_repository)
     assert rows[0] == ["NAME", "VERSION", "FAMILY", "SIZE", "PARITY"]
     assert [row[:3] for row in rows[1:]] == [["bert", "1", "bert"], ["bert", "2", "bert"], ["gpt", "1", "gpt2"]]
     assert all(re.fullmatch(r"[\d.]+ kB", row[3]) for row in rows[1:])
     assert rows[3][4] == "bit for bit equal on CPU"
 
 
-def test_list_shows_error_of_damaged_artifact(copy: Path) -> None:
-    (copy / "bert" / "2" / "manifest.json").write_text("{}")
-    rows = run("list", "--repository", copy).stdout.splitlines()
-    assert re.match(r"bert +2 +damaged +[\d.]+ kB +manifest.json family: got nothing, expected a value", rows[2])
-    assert rows[3].startswith("gpt")
-
-
-def test_list_shows_error_of_unreadable_artifact(copy: Path) -> None:
+def test_list_shows_state_of_each_damaged_version(copy: Path) -> None:
+    (copy / "bert/1/parity.json").write_text('{"providers": {}}')
+    (copy / "bert/2/manifest.json").write_text("{}")
     (copy / "gpt/1/model.onnx.data").unlink()
     (copy / "gpt/1/model.onnx.data").symlink_to("model.onnx.data")
-    done = run("list", "--repository", copy)
-    assert done.returncode == 0
-    assert re.split(r"  +", done.stdout.splitlines()[3])[2:] == ["unreadable", "-", "too many levels of symbolic links"]
+    unproven, damaged, unreadable = list_rows(copy)[1:]
+    assert unproven[-1] == "not proven"
+    assert (damaged[2], damaged[4]) == ("damaged", "manifest.json family: got nothing, expected a value")
+    assert unreadable[2:] == ["unreadable", "-", "too many levels of symbolic links"]
 
 
-def test_missing_data_file_is_named(copy: Path) -> None:
-    file = copy / "gpt/1/model.onnx.data"
-    file.unlink()
-    assert failing("inspect", "gpt", "--repository", copy, code=1) == f"{file}: no such file or directory"
+def change_manifest(folder: Path, change: Callable[[dict[str, dict[str, object]]], object]) -> None:
+    file = folder / "manifest.json"
+    document = json.loads(file.read_text())
+    change(document)
+    file.write_text(json.dumps(document))
+
+
+def test_inspect_of_broken_artifact_names_the_fault(copy: Path, tiny_repository: Path) -> None:
+    folder = copy / "gpt/1"
+    cases: list[tuple[Callable[[], object], str]] = [
+        ((folder / "model.onnx.data").unlink, f"{folder}/model.onnx.data: no such file or directory"),
+        *((lambda name=name: (folder / name).write_text("garbage"), name) for name in ("parity.json", "model.onnx")),
+        (lambda: (folder / "manifest.json").write_text("garbage"), "manifest.json is no JSON file: "),
+        (
+            lambda: change_manifest(folder, lambda document: document["graphs"].pop("token.onnx")),
+            "manifest.json graphs: got embeddings, expected also token_embeddings",
+        ),
+    ]
+    for damage, message in cases:
+        damage()
+        assert failing("inspect", "gpt", "--repository", copy, code=1).startswith(message)
+        shutil.copytree(tiny_repository / "gpt/1", folder, dirs_exist_ok=True)
 
 
 def test_path_outside_utf8_is_rejected(copy: Path) -> None:
@@ -89,11 +110,8 @@ def test_path_outside_utf8_is_rejected(copy: Path) -> None:
 
 
 def test_inspect_shows_limits_outputs_weights_and_parity(tiny_repository: Path) -> None:
-    done = run("inspect", "gpt", "--repository", tiny_repository)
-    assert (done.returncode, done.stderr) == (0, "")
-    title, page = done.stdout.split("\n\n", 1)[0], paragraphs(done.stdout)
+    page = paragraphs(printed("inspect", "gpt", "--repository", tiny_repository))
     folder = tiny_repository / "gpt" / "1"
-    assert title.startswith("gpt version 1")
     canonical = json.dumps(json.loads((folder / "manifest.json").read_text()), sort_keys=True, separators=(",", ":"))
     assert page["gpt version 1"]["identity"] == hashlib.sha256(canonical.encode()).hexdigest()
     assert page["Inputs"] == {"input_ids": "0 to 6", "offset + tokens": "at most 6"}
@@ -111,57 +129,8 @@ def test_inspect_shows_limits_outputs_weights_and_parity(tiny_repository: Path) 
     assert page["Files"].keys() == {entry.name for entry in folder.iterdir()}
 
 
-def test_inspect_shows_resized_limit_without_method(copy: Path) -> None:
-    file = copy / "gpt" / "1" / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"resized": {"from_max_len": 64, "method": None}}))
-    page = paragraphs(run("inspect", "gpt", "--repository", copy).stdout)
-    assert page["Inputs"]["offset + tokens"] == "at most 6, resized from 64"
-
-
-def test_list_without_parity_cases_shows_not_proven(copy: Path) -> None:
-    (copy / "gpt" / "1" / "parity.json").write_text('{"providers": {}}')
-    assert run("list", "--repository", copy).stdout.splitlines()[3].endswith("  not proven")
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "parity.json", "model.onnx"])
-def test_inspect_of_broken_artifact_names_file(copy: Path, name: str) -> None:
-    (copy / "gpt" / "1" / name).write_text("garbage")
-    assert failing("inspect", "gpt", "--repository", copy, code=1).startswith(name)
-
-
-def test_inspect_of_manifest_without_output_names_it(copy: Path) -> None:
-    file = copy / "gpt" / "1" / "manifest.json"
-    manifest = json.loads(file.read_text())
-    del manifest["graphs"]["token.onnx"]
-    file.write_text(json.dumps(manifest))
-    message = failing("inspect", "gpt", "--repository", copy, code=1)
-    assert message == "manifest.json graphs: got embeddings, expected also token_embeddings"
-
-
-def test_inspect_shows_the_context_of_ngrams(tmp_path: Path) -> None:
-    copy_artifact("ngrams", tmp_path)
-    page = paragraphs(run("inspect", "ngrams", "--repository", tmp_path).stdout)
-    assert page["Inputs"]["context"] == "2 ids before each row, for ngram_embeddings; id 2 for a new row"
-    assert page["Outputs"]["ngram_embeddings"].startswith("(batch, length, 2, 64): n-gram embeddings of some layers")
-
-
-def test_inspect_shows_requested_or_newest_version(tiny_repository: Path) -> None:
-    assert run("inspect", "bert@1", "--repository", tiny_repository).stdout.startswith("bert version 1\n")
-    assert run("inspect", "bert", "--repository", tiny_repository).stdout.startswith("bert version 2\n")
-
-
-def test_inspect_as_json_has_manifest_and_parity(tiny_repository: Path) -> None:
-    document = json.loads(run("inspect", "gpt", "--json", "--repository", tiny_repository).stdout)
-    folder = tiny_repository / "gpt" / "1"
-    assert (document["name"], document["version"]) == ("gpt", 1)
-    stored = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
-    assert Manifest.model_validate(document["manifest"]) == stored
-    assert document["parity"] == json.loads((folder / "parity.json").read_text()) | {"storage": {}}
-
-
-@pytest.mark.parametrize(
-    ("artifact", "part", "row", "text"),
-    [
+def test_inspect_shows_details_of_every_model_kind(tmp_path: Path) -> None:
+    cases = (
         ("vit", "Inputs", "pixel_values", "float32 (batch, 3, height, width)"),
         ("vit", "Weights", "parameters", "440"),
         ("llama", "Outputs", "rotary_cos", "rotation of queries and keys in attention, layout half"),
@@ -171,52 +140,59 @@ def test_inspect_as_json_has_manifest_and_parity(tiny_repository: Path) -> None:
         ("segments", "Inputs", "token_type_ids", "required"),
         ("counts-mask", "Inputs", "positions count", "tokens with attention_mask 1"),
         ("counts-ids", "Inputs", "positions count", "tokens with another id than"),
-    ],
-)
-def test_inspect_shows_details_of_every_model_kind(
-    artifact: str, part: str, row: str, text: str, tmp_path: Path
-) -> None:
-    copy_artifact(artifact, tmp_path, "m")
-    assert text in paragraphs(run("inspect", "m", "--repository", tmp_path).stdout)[part][row]
+        ("ngrams", "Inputs", "context", "2 ids before each row, for ngram_embeddings; id 2 for a new row"),
+        ("ngrams", "Outputs", "ngram_embeddings", "(batch, length, 2, 64): n-gram embeddings of some layers"),
+        ("gpt", "Inputs", "offset + tokens", "at most 6, resized from 64"),
+    )
+    make_repository(tmp_path, **{artifact: artifact for artifact, *_ in cases})
+    change_manifest(tmp_path / "gpt/1", lambda document: document.update(resized={"from_max_len": 64, "method": None}))
+    for artifact, part, row, text in cases:
+        assert text in paragraphs(printed("inspect", artifact, "--repository", tmp_path))[part][row], artifact
 
 
-def test_unknown_version_fails_and_lists_known_versions(tiny_repository: Path) -> None:
-    for command in ("inspect", "verify", "remove"):
-        message = failing(command, "bert@3", "--repository", tiny_repository, code=1)
-        assert message == "bert has no version 3; it has 1, 2"
+def test_inspect_shows_requested_or_newest_version(tiny_repository: Path) -> None:
+    for name, version in (("bert@1", 1), ("bert", 2)):
+        assert printed("inspect", name, "--repository", tiny_repository).startswith(f"bert version {version}\n")
 
 
-def test_misspelt_model_name_gets_suggestion(tiny_repository: Path) -> None:
-    message = failing("inspect", "bret", "--repository", tiny_repository, code=1)
-    assert message == f"the repository {tiny_repository} has no model 'bret'; did you mean bert?"
+def test_inspect_as_json_has_manifest_and_parity(tiny_repository: Path) -> None:
+    document = json.loads(printed("inspect", "gpt", "--json", "--repository", tiny_repository))
+    folder = tiny_repository / "gpt" / "1"
+    assert (document["name"], document["version"]) == ("gpt", 1)
+    stored = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
+    assert Manifest.model_validate(document["manifest"]) == stored
+    assert document["parity"] == json.loads((folder / "parity.json").read_text()) | {"storage": {}}
+
+
+def test_unknown_model_or_version_is_named_with_known_ones(tiny_repository: Path, tmp_path: Path) -> None:
+    output = "--output", str(tmp_path / "out.svg")
+    for command, *options in (
+        *(["inspect"], ["verify"], ["remove"]),
+        ["convert", "--layout", "openvino", *output],
+        ["plot", "pca", *output],
+    ):
+        for name, message in (
+            ("bret", f"the repository {tiny_repository} has no model 'bret'; did you mean bert?"),
+            ("nope", f"the repository {tiny_repository} has no model 'nope'; it has bert, gpt"),
+            ("bert@3", "bert has no version 3; it has 1, 2"),
+        ):
+            told = failing(command, name, *options, "--repository", tiny_repository, code=1)
+            assert told.endswith(message), command
+    assert not list(tmp_path.iterdir())
 
 
 def test_remove_with_version_deletes_only_it(copy: Path) -> None:
-    done = run("remove", "bert@1", "--yes", "--repository", copy)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "removed bert version 1\n", "")
-    assert [entry.name for entry in (copy / "bert").iterdir()] == ["2"]
+    assert run("convert", "bert@1", "--layout", "triton", "--repository", copy).returncode == 0
+    assert printed("remove", "bert@2", "--yes", "--repository", copy) == "removed bert version 2\n"
+    assert sorted(entry.name for entry in (copy / "bert").iterdir()) == ["1", "config.pbtxt"]
+    assert "versions: [1]" in (copy / "bert" / "config.pbtxt").read_text()
 
 
 def test_remove_without_version_deletes_all_versions(copy: Path) -> None:
     assert run("convert", "bert", "--layout", "triton", "--repository", copy).returncode == 0
-    done = run("remove", "bert", "--yes", "--repository", copy)
-    assert done.stdout.splitlines() == ["removed bert version 1", "removed bert version 2"]
+    removed = printed("remove", "bert", "--yes", "--repository", copy)
+    assert removed.splitlines() == ["removed bert version 1", "removed bert version 2"]
     assert [entry.name for entry in copy.iterdir()] == ["gpt"]
-
-
-def test_remove_updates_triton_config(copy: Path) -> None:
-    assert run("convert", "bert@1", "--layout", "triton", "--repository", copy).returncode == 0
-    assert run("remove", "bert@2", "--yes", "--repository", copy).returncode == 0
-    assert "versions: [1]" in (copy / "bert" / "config.pbtxt").read_text()
-
-
-def test_failed_remove_deletes_nothing(copy: Path) -> None:
-    """Only the configuration of Triton reads the version that stays, and it is damaged."""
-    assert run("convert", "bert", "--layout", "triton", "--repository", copy).returncode == 0
-    (copy / "bert" / "1" / "manifest.json").write_text("{}")
-    before = {path: path.stat().st_ino for path in copy.rglob("*")}
-    assert "manifest.json" in failing("remove", "bert@2", "--yes", "--repository", copy, code=1)
-    assert {path: path.stat().st_ino for path in copy.rglob("*")} == before
 
 
 def test_remove_and_convert_keep_triton_config_of_user(copy: Path) -> None:
@@ -224,73 +200,124 @@ def test_remove_and_convert_keep_triton_config_of_user(copy: Path) -> None:
     file.write_text('name: "bert"\n')
     message = failing("convert", "bert", "--layout", "triton", "--repository", copy, code=1)
     assert message == f"{file} exists, and was not written by preblock; remove it, or keep it as it is"
-    assert run("remove", "bert", "--yes", "--repository", copy).returncode == 0
+    printed("remove", "bert", "--yes", "--repository", copy)
     assert [(path.name, path.read_text()) for path in file.parent.iterdir()] == [(file.name, 'name: "bert"\n')]
 
 
-def test_remove_without_confirmation_deletes_nothing(copy: Path) -> None:
-    done = run("remove", "bert", "--repository", copy)  # nobody answers
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].startswith("Remove bert versions 1, 2? [y/N]")
-    assert done.stderr == "preblock: nothing was removed; --yes removes without asking\n"
-    assert (copy / "bert" / "1").is_dir()
-
-
-def test_remove_keeps_folder_with_foreign_files(copy: Path) -> None:
-    (copy / "bert" / "2" / "notes.txt").touch()
-    message = failing("remove", "bert", "--yes", "--repository", copy, code=1)
-    assert message == f"{copy / 'bert' / '2'} holds notes.txt, which is no file of the artifact, and stays"
-    assert (copy / "bert" / "1" / "manifest.json").is_file()  # nothing was removed before the check
-
-
-def test_remove_keeps_folder_without_manifest(copy: Path) -> None:
-    (copy / "gpt" / "1" / "manifest.json").unlink()
-    message = failing("remove", "gpt", "--yes", "--repository", copy, code=1)
-    assert message.startswith(f"{copy / 'gpt' / '1'} is not an artifact, and stays: manifest.json")
-
-
-def test_remove_rejects_symlink_and_keeps_target(copy: Path, tmp_path: Path) -> None:
-    shutil.move(copy / "gpt" / "1", tmp_path / "elsewhere")
-    (copy / "gpt" / "1").symlink_to(tmp_path / "elsewhere")
-    message = failing("remove", "gpt", "--yes", "--repository", copy, code=1)
-    assert message == f"{copy / 'gpt' / '1'} is a link, not an artifact; remove the link yourself"
-    assert (tmp_path / "elsewhere" / "manifest.json").is_file()
+def test_refused_remove_deletes_nothing(copy: Path, tmp_path: Path) -> None:
+    run("convert", "bert", "--layout", "triton", "--repository", copy)
+    # Only the configuration of Triton reads the version that stays, and it is damaged.
+    (copy / "bert/1/manifest.json").write_text("{}")
+    make_repository(copy, foreign="gpt", headless="gpt", linked="gpt")
+    (copy / "foreign/1/notes.txt").touch()
+    (copy / "headless/1/manifest.json").unlink()
+    shutil.move(copy / "linked/1", tmp_path / "elsewhere")
+    (copy / "linked/1").symlink_to(tmp_path / "elsewhere")
+    before = {path: path.lstat().st_ino for path in tmp_path.rglob("*")}
+    for name, message in (
+        ("bert@2", "manifest.json family: "),
+        ("foreign", f"{copy}/foreign/1 holds notes.txt, which is no file of the artifact, and stays"),
+        ("headless", f"{copy}/headless/1 is not an artifact, and stays: manifest.json"),
+        ("linked", f"{copy}/linked/1 is a link, not an artifact; remove the link yourself"),
+    ):
+        assert message in failing("remove", name, "--yes", "--repository", copy, code=1)
+    unanswered = run("remove", "gpt", "--repository", copy)
+    assert (unanswered.returncode, unanswered.stdout.splitlines()[-1][:30]) == (1, "Remove gpt version 1? [y/N]: ")
+    assert unanswered.stderr == "preblock: nothing was removed; --yes removes without asking\n"
+    assert {path: path.lstat().st_ino for path in tmp_path.rglob("*")} == before
 
 
 def test_families_lists_presets_and_every_model_type() -> None:
-    done = run("families")
-    assert (done.returncode, done.stderr) == (0, "")
-    presets, table = done.stdout.split("\n\n")
+    presets, table = printed("families").split("\n\n")
     assert presets == "Presets with random weights, to try without a checkpoint: gpt2-small, transformer-base"
     rows = table.splitlines()
     assert {row.split()[0] for row in rows[1:]} == set(known())
-    assert any(re.fullmatch(r"bert +tokens segments positions norm", row) for row in rows)
-    assert any(re.fullmatch(r"gptj +tokens \(--segments\) +rotary", row) for row in rows)
+    for row in (r"bert +tokens segments positions norm", r"gptj +tokens \(--segments\) +rotary"):
+        assert any(re.fullmatch(row, line) for line in rows), row
     assert any(re.fullmatch(r"t5 +encoder +tokens +bias", row) for row in rows)
 
 
 def test_inspect_for_consumer_names_output(tmp_path: Path) -> None:
-    copy_artifact("gemma", tmp_path, "m")
-    copy_artifact("gpt", tmp_path, "plain")
-    rows = [
-        re.split(r"  +", line)
-        for line in run("inspect", "m", "--for", "vllm", "--repository", tmp_path).stdout.splitlines()
-    ]
+    make_repository(tmp_path, m="gemma", plain="gpt")
+    told = printed("inspect", "m", "--for", "vllm", "--repository", tmp_path)
+    rows = [re.split(r"  +", line) for line in told.splitlines()]
     assert [row[:2] for row in rows] == [
         ["vllm >=0.18", "token_embeddings"],
         ["vllm <0.18", "unscaled_token_embeddings"],
     ]
     assert "vllm applies it" in rows[1][2]
-    plain = run("inspect", "plain", "--for", "llama.cpp", "--repository", tmp_path).stdout
+    plain = printed("inspect", "plain", "--for", "llama.cpp", "--repository", tmp_path)
     assert plain == "every version: token_embeddings; the model has no embedding scale\n"
 
 
 def test_inspect_for_unusable_consumer_is_rejected(tmp_path: Path) -> None:
     copy_artifact("gemma", tmp_path, "m")
     copy_artifact("vit", tmp_path, "image")
-    at = "--repository", tmp_path
-    message = failing("inspect", "m", "--for", "openvino-genai", *at, code=1)
-    assert "unknown whether openvino-genai scales the inputs_embeds of a gemma, by 2.5" in message
-    assert "has no token embeddings" in failing("inspect", "image", "--for", "vllm", *at, code=1)
-    assert "exclude each other" in failing("inspect", "m", "--for", "vllm", "--json", *at, code=2)
-    assert "'trt'" in failing("inspect", "m", "--for", "trt", *at, code=2)
+    unknown = "unknown whether openvino-genai scales the inputs_embeds of a gemma, by 2.5"
+    for name, options, code, message in (
+        ("m", ["openvino-genai"], 1, unknown),
+        ("image", ["vllm"], 1, "has no token embeddings"),
+        ("m", ["vllm", "--json"], 2, "exclude each other"),
+        ("m", ["trt"], 2, "'trt'"),
+    ):
+        assert message in failing("inspect", name, "--for", *options, "--repository", tmp_path, code=code)
+
+
+def test_convert_prints_written_files(tiny_repository: Path, tmp_path: Path) -> None:
+    copy, output = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "output"
+    told = printed("convert", "gpt", "--layout", "openvino", "--output", output, "--repository", copy)
+    names = ("openvino_text_embeddings_model.bin", "openvino_text_embeddings_model.xml")
+    assert told.splitlines() == [str(output / name) for name in names]
+    assert printed("convert", "gpt", "--layout", "triton", "--repository", copy) == f"{copy}/gpt/config.pbtxt\n"
+
+
+def test_convert_offers_every_layout() -> None:
+    (option,) = [option for option in convert.params if option.name == "layout"]
+    assert [*getattr(option.type, "choices")] == [*LAYOUTS, "triton"]  # noqa: B009 - no attribute of all types
+    assert [name for name, layout in LAYOUTS.items() if layout.write_images] == ["ort-genai"]
+
+
+def test_convert_rejects_wrong_arguments(tiny_repository: Path) -> None:
+    image = ["--image-token-id", "3"]
+    for layout, options, message in (
+        ("openvino", [], "--output: got nothing with openvino, expected a folder"),
+        (
+            "triton",
+            ["--output", "x"],
+            "--output: got x with triton, expected nothing, as the file belongs beside the versions of the model",
+        ),
+        ("edgellm", ["--output", "x", *image], "--image-token-id: got 3 with edgellm, expected the layout ort-genai"),
+        ("triton", image, "--image-token-id: got 3 with triton, expected the layout ort-genai"),
+    ):
+        told = failing("convert", "gpt", "--layout", layout, *options, "--repository", tiny_repository, code=2)
+        assert told.endswith(message)
+
+
+def test_check_needs_the_folder_of_the_tables(tmp_path: Path) -> None:
+    root, shard = tmp_path / "repository", tmp_path / "checkpoint" / SHARD
+    make_referenced(root, shard.parent)
+    outside = f"ngrams/1/references {shard} is outside the folders of the setting reference_roots: "
+    assert failing("check", "--repository", root, code=1) == f"{outside}no folder"
+    roots = str(tmp_path / "other")
+    assert failing("check", "--repository", root, code=1, PREBLOCK_REFERENCE_ROOTS=roots) == f"{outside}{roots}"
+    assert failing("check", "--repository", root, "--reference-roots", "here", code=2).startswith(
+        "--reference-roots: got here, expected comma-separated absolute folders"
+    )
+    assert run("check", "--repository", root, "--reference-roots", tmp_path).stdout.startswith("ngrams 1: runs on CPU")
+
+
+def test_export_and_verify_name_the_files(tmp_path: Path) -> None:
+    folder, root = save_qwen4(tmp_path / "model"), tmp_path / "repository"
+    exported = run("export", folder, "--name", "m", "--repository", root, "--reference").stdout
+    assert "  refers to 1 files of " in exported
+    assert exported.endswith(f"preblock serve --repository {root} --reference-roots {folder}\n")
+    page = run("inspect", "m", "--repository", root).stdout
+    assert "checked: headers, not yet by verify" in page
+    assert "  ngrams.tables.1.weight" in page
+    assert str(folder / "model.safetensors") in page
+    refused = run("verify", "m", "--repository", root)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.endswith("reference_roots: no folder\n")
+    verified = run("verify", "m", "--repository", root, "--reference-roots", folder).stdout
+    assert "1 referenced files hashed" in verified
+    assert "checked: whole files" in run("inspect", "m", "--repository", root).stdout

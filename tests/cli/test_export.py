@@ -1,16 +1,20 @@
-"""`preblock export`: arguments are checked first, and the end says what was made."""
+"""`preblock export`: arguments are checked first, the progress is shown, and the end says what was made."""
 
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
+from preblock.cli.progress import ProgressLine
 from tests.cli.command_line import failing, run
+from tests.support.checkpoints import random_gpt2
 from tests.support.published_tokenizers import gpt2, write_folder
 
 MODULES = """
@@ -29,56 +33,39 @@ print(code, *sorted({"torch", "onnx", "onnxruntime", "huggingface_hub"} & set(sy
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A tiny checkpoint in a folder named `my model`."""
-    folder = tmp_path / "my model"
-    folder.mkdir()
-    config = {"model_type": "gpt2", "vocab_size": 7, "n_embd": 4, "n_positions": 6}
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({"wte.weight": torch.randn(7, 4), "wpe.weight": torch.randn(6, 4)}, folder / "model.safetensors")
-    return folder
+    return random_gpt2(tmp_path / "my model")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["gpt2"], "SOURCE: 'gpt2' is neither a folder nor a preset; did you mean gpt2-small?"),
-        (["owner/name"], "prefix it with hf:, as in hf:owner/name"),
-        (["./none"], "SOURCE: no folder ./none exists"),
-        (["gpt2-small", "--name", "a/b"], "--name: got 'a/b', expected 1 to 128 letters"),
-        (["gpt2-small", "--name", ""], "--name: got '', expected 1 to 128 letters"),
-        (["gpt2-small", "--scale", "row"], "--scale is only for --dtype int8; the dtype is float32"),
-        (["gpt2-small", "--resize", "truncate"], "--resize needs --max-len"),
-        (["gpt2-small", "--side", "encoder"], "--side is only for published checkpoints; gpt2-small is none"),
-        (["empty"], "empty: the folder holds neither config.json nor frontend.toml"),
-    ],
-)
-def test_export_with_wrong_arguments_fails_before_torch_import(
-    arguments: list[str], message: str, tmp_path: Path
-) -> None:
+def test_wrong_export_arguments_and_families_import_no_torch(tmp_path: Path) -> None:
+    """Each message has one line; the last line of the output has the exit code and the heavy modules."""
     (tmp_path / "empty").mkdir()
-    command = [sys.executable, "-c", MODULES, "export", *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    (line,) = done.stderr.splitlines()
-    assert message in line
-    assert done.stdout == "2\n"
-    assert not (tmp_path / "model_repository").exists()
-
-
-def test_families_command_does_not_import_torch(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", MODULES, "families"], cwd=tmp_path, capture_output=True, check=True)
-    assert done.stdout.splitlines()[-1] == b"0"
+    gpt2 = ["export", "gpt2-small"]
+    for arguments, code, message in (
+        (["families"], 0, ""),
+        (["export", "gpt2"], 2, "SOURCE: 'gpt2' is neither a folder nor a preset; did you mean gpt2-small?"),
+        (["export", "owner/name"], 2, "prefix it with hf:, as in hf:owner/name"),
+        (["export", "./none"], 2, "SOURCE: no folder ./none exists"),
+        ([*gpt2, "--name", "../x"], 2, "--name: got '../x', expected 1 to 128 letters"),
+        ([*gpt2, "--name", ""], 2, "--name: got '', expected 1 to 128 letters"),
+        ([*gpt2, "--scale", "row"], 2, "--scale is only for --dtype int8; the dtype is float32"),
+        ([*gpt2, "--resize", "truncate"], 2, "--resize needs --max-len"),
+        ([*gpt2, "--side", "encoder"], 2, "--side is only for published checkpoints; gpt2-small is none"),
+        (["export", "empty"], 2, "empty: the folder holds neither config.json nor frontend.toml"),
+    ):
+        command = [sys.executable, "-c", MODULES, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert message in done.stderr, arguments
+        assert (len(done.stderr.splitlines()), done.stdout.splitlines()[-1]) == (code // 2, str(code)), arguments
+    assert [entry.name for entry in tmp_path.iterdir()] == ["empty"]
 
 
 def test_export_without_name_uses_folder_name(source: Path, tmp_path: Path) -> None:
-    done = run("export", source, PREBLOCK_REPOSITORY=str(tmp_path / "r"))
-    assert done.returncode == 0, done.stderr
+    done = run("export", source, PREBLOCK_REPOSITORY=str(tmp_path / "a b"))
     made, *_, command = done.stdout.splitlines()
-    assert made == f"exported my-model version 1: {tmp_path / 'r' / 'my-model' / '1'}"
+    assert made == f"exported my-model version 1: {tmp_path / 'a b' / 'my-model' / '1'}"
     assert command == "  preblock serve"  # the variable still names the repository
-
-
-def test_export_prints_serve_command_with_quoted_repository(source: Path, tmp_path: Path) -> None:
-    done = run("export", source, "--repository", tmp_path / "a b")
-    assert done.stdout.splitlines()[-1] == f"  preblock serve --repository '{tmp_path / 'a b'}'"
+    again = run("export", source, "--repository", tmp_path / "a b")
+    assert again.stdout.splitlines()[-1] == f"  preblock serve --repository '{tmp_path / 'a b'}'"
 
 
 def test_export_progress_in_pipe_writes_each_line_once(source: Path, tmp_path: Path) -> None:
@@ -105,10 +92,7 @@ def test_export_of_exported_artifact_is_rejected(tiny_repository: Path) -> None:
 def test_export_with_tokenizer_conflict_needs_option(source: Path, tmp_path: Path) -> None:
     files = {"tokenizer.json": gpt2(), "tokenizer_config.json": {"add_prefix_space": True, "image_token": "<new>"}}
     write_folder(source, files)
-    size = len(files["tokenizer.json"]["model"]["vocab"])
-    config = {"model_type": "gpt2", "vocab_size": size, "n_embd": 4, "n_positions": 6}
-    (source / "config.json").write_text(json.dumps(config))
-    save_file({"wte.weight": torch.randn(size, 4), "wpe.weight": torch.randn(6, 4)}, source / "model.safetensors")
+    random_gpt2(source, len(files["tokenizer.json"]["model"]["vocab"]))
     command = ("export", source, "--name", "m", "--repository", tmp_path / "models")
     failed = run(*command)
     message = failed.stderr.strip()
@@ -123,3 +107,46 @@ def test_export_with_tokenizer_conflict_needs_option(source: Path, tmp_path: Pat
     assert [conflict["ordinary"] for conflict in report["tokenizer"]] == [True, False]
     page = run("inspect", "m", "--repository", tmp_path / "models").stdout
     assert "Conflicts of the tokenizer\n  add_prefix_space  tokenizer_config.json has true" in page
+
+
+SCRIPT = """
+import time
+from preblock.cli.progress import ProgressLine
+with ProgressLine("m") as progress:
+    for step in ("reading", "proving", "proving: 1 of 2 cases", "reading", "proving"):
+        progress(step)
+    time.sleep({seconds})
+"""
+
+
+def test_progress_rewrites_line_on_terminal_and_thins_in_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown(terminal: bool) -> str:
+        stream, clock = StringIO(), iter([100.0, 101.0, 109.0, 111.0, 112.0])
+        monkeypatch.setattr(stream, "isatty", lambda: terminal)
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stderr", stream)
+            if not terminal:
+                patch.setattr("preblock.cli.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
+            with ProgressLine("m") as progress:
+                for step in ("reading", "writing", "writing: 8 GB, 1 GB/s", "writing: 9 GB, 1 GB/s", "proving"):
+                    progress(step)
+        return stream.getvalue()
+
+    assert shown(terminal=False).splitlines() == ["m: reading", "m: writing", "m: writing: 9 GB, 1 GB/s", "m: proving"]
+    lines = shown(terminal=True).split("\r\033[K")
+    assert lines[3:] == ["m: writing: 8 GB, 1 GB/s", "m: writing: 9 GB, 1 GB/s", "m: proving", ""]
+
+
+def test_progress_in_pipe_writes_plain_lines_once() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(seconds=0)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "m: reading\nm: proving\n")
+
+
+def test_progress_on_terminal_shows_seconds_of_silent_step() -> None:
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-c", SCRIPT.format(seconds=2.5)], stderr=theirs, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode().split("\r\x1b[K")
+    os.close(ours)
+    assert shown[-1] == ""
+    assert re.fullmatch(r"m: proving \([1-9] s\)", shown[-2])  # more than 1 s on a busy machine

@@ -51,23 +51,14 @@ def test_help_imports_no_optional_package() -> None:
     assert set(OPTIONAL).isdisjoint(modules)
 
 
-def test_group_help_has_uncut_line_per_command() -> None:
+def test_command_help_has_uncut_line_and_example() -> None:
     lines = CliRunner().invoke(app, ["--help"], terminal_width=80).output.splitlines()
-    for command in app.commands.values():
-        (line,) = [line for line in lines if line.startswith(f"  {command.name} ")]
+    for name, command in app.commands.items():
+        (line,) = [line for line in lines if line.startswith(f"  {name} ")]
         assert command.help is not None
         assert line.split(maxsplit=1)[1] == command.help.partition("\n")[0]  # not cut
-
-
-def test_command_help_has_example() -> None:
-    for name, command in app.commands.items():
         output = CliRunner().invoke(app, [name, "--help"], terminal_width=80).output
-        assert re.search(rf"^  Examples?:\n    preblock {name}\b", output, re.MULTILINE), command.name
-
-
-def test_option_groups_hold_every_setting_once() -> None:
-    grouped = [name for names in GROUPS.values() for name in names]
-    assert sorted(grouped) == sorted(Settings.model_fields)
+        assert re.search(rf"^  Examples?:\n    preblock {name}\b", output, re.MULTILINE), name
 
 
 def test_spellings_of_other_servers_set_settings() -> None:
@@ -84,14 +75,13 @@ def test_serve_help_has_groups_types_and_defaults() -> None:
     parts = [part for part in output.split("\n\n") if re.match(r"\w.*:\n", part)]
     sections = dict(part.split(":\n", 1) for part in parts)
     assert list(sections) == [*GROUPS, "Options"]
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(Settings.model_fields)
     for title, names in GROUPS.items():
         for name in names:
             assert re.search(rf"^  {option(name)}[ ,]", sections[title], re.MULTILINE)
+    for text in ("rate-limit-per-second NUMBER", "repository, --model-repository PATH", "log-format [text|json]"):
+        assert f"--{text}" in output
     assert re.search(r"--port INTEGER +Port of HTTP and WebSocket; 0 picks a free port. \[default: 8000\]", output)
-    assert "--rate-limit-per-second NUMBER" in output
-    assert "--repository, --model-repository PATH" in output
-    assert "--host TEXT" in output
-    assert "--log-format [text|json]" in output
 
 
 def complete(words: str, **environment: str) -> list[str]:
@@ -103,30 +93,19 @@ def complete(words: str, **environment: str) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize(
-    ("words", "completions"),
-    [
-        ("preblock inspect ", ["plain,bert", "plain,gpt"]),
-        ("preblock remove g", ["plain,gpt"]),
-        ("preblock verify bert@", ["plain,bert@1", "plain,bert@2"]),
-        ("preblock convert x", []),
-        ("preblock export g", ["plain,gpt2-small", "dir,g"]),
-        ("preblock fam", ["plain,families"]),
-        ("preblock serve --log-format j", ["plain,json"]),
-    ],
-)
-def test_completion_offers_models_presets_and_options(
-    words: str, completions: list[str], tiny_repository: Path
-) -> None:
-    assert complete(words, PREBLOCK_REPOSITORY=str(tiny_repository)) == completions
-
-
-def test_completion_uses_repository_of_command_line(tiny_repository: Path) -> None:
-    assert complete(f"preblock inspect --repository {tiny_repository} g") == ["plain,gpt"]
-
-
-def test_completion_without_repository_is_empty(tmp_path: Path) -> None:
-    assert complete("preblock inspect ", PREBLOCK_REPOSITORY=str(tmp_path / "none")) == []
+def test_completion_offers_models_presets_and_options(tiny_repository: Path) -> None:
+    for repository, words, completions in (
+        (tiny_repository, "inspect ", ["plain,bert", "plain,gpt"]),
+        (tiny_repository, "remove g", ["plain,gpt"]),
+        (tiny_repository, "verify bert@", ["plain,bert@1", "plain,bert@2"]),
+        (tiny_repository, "convert x", []),
+        (tiny_repository, "export g", ["plain,gpt2-small", "dir,g"]),
+        (tiny_repository, "fam", ["plain,families"]),
+        (tiny_repository, "serve --log-format j", ["plain,json"]),
+        ("/none", f"inspect --repository {tiny_repository} g", ["plain,gpt"]),
+        ("/none", "inspect ", []),
+    ):
+        assert complete(f"preblock {words}", PREBLOCK_REPOSITORY=str(repository)) == completions, words
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")

@@ -3,9 +3,6 @@
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -26,79 +23,24 @@ from tests.support.waiting import wait_until
 NEEDS_CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
 
 
-@pytest.mark.parametrize("command", ["settings", "serve"])
-def test_invalid_option_exits_with_usage_error(command: str) -> None:
-    message = failing(command, "--port", "x", code=2)
-    assert message == "--port: got x, expected a whole number"
-
-
-@pytest.mark.parametrize("option", ["--port", "--grpc-port"])
-def test_serve_on_used_port_fails(tiny_repository: Path, option: str) -> None:
+def test_serve_on_unusable_address_fails(tiny_repository: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        message = failing("serve", "--repository", tiny_repository, "--port", "0", option, str(port), code=1)
-    assert message == in_use(port, option.removeprefix("--"))
-
-
-def test_serve_http_and_grpc_on_one_port_fails(tiny_repository: Path) -> None:
-    port = str(free_port())
-    message = failing("serve", "--repository", tiny_repository, "--port", port, "--grpc-port", port, code=1)
-    assert message == f"--port and --grpc-port are both {port}; each needs its own port"
-
-
-def test_serve_on_unknown_host_fails(tiny_repository: Path) -> None:
-    message = failing("serve", "--repository", tiny_repository, "--host", "256.0.0.1", "--port", "0", code=1)
-    with pytest.raises(socket.gaierror) as unknown:  # without a network, the reason is another
-        socket.getaddrinfo("256.0.0.1", 0)
-    assert message == f"the host 256.0.0.1 is unknown: {str(unknown.value.strerror).lower()}"
-    message = failing("serve", "--repository", tiny_repository, "--host", "a..b", "--port", "0", code=1)
-    assert message == "the host a..b is unknown: no name of a host"
+        taken, free = str(listener.getsockname()[1]), str(free_port())
+        for options, message in (
+            (["--port", taken], in_use(taken, "port")),
+            (["--grpc-port", taken], in_use(taken, "grpc-port")),
+            (["--port", free, "--grpc-port", free], f"--port and --grpc-port are both {free}; each needs its own port"),
+            (["--host", "a..b"], "the host a..b is unknown: no name of a host"),
+            (["--tei", "nope:1"], "tei: got nope, expected bert, gpt"),
+        ):
+            assert failing("serve", "--repository", tiny_repository, "--port", "0", *options, code=1) == message
 
 
 @pytest.mark.skipif(cuda_unavailable_reason() is None, reason="CUDA works here")
-@pytest.mark.parametrize("command", ["check", "serve"])
-def test_check_and_serve_without_cuda_fail_with_reason(tiny_repository: Path, command: str) -> None:
-    message = failing(command, "--repository", tiny_repository, "--provider", "cuda", code=1, PREBLOCK_PORT="0")
-    assert message == f"provider cuda cannot be used: {cuda_unavailable_reason()}"
-
-
-@pytest.fixture(scope="module")
-def two_workers(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
-    """A server with two workers, and the folder of its temporary files; it ends well at SIGTERM."""
-    temporary = tmp_path_factory.mktemp("temporary")
-    with serve(tiny_repository, "--workers", "2", TMPDIR=str(temporary)) as server:
-        yield server, temporary
-    assert list(temporary.iterdir()) == []
-
-
-def test_workers_share_requests_and_metrics_are_summed(two_workers: tuple[Server, Path]) -> None:
-    server, temporary = two_workers
-
-    # Each request opens a connection, accepted by either worker. The second worker may start later.
-    limits, sent, deadline = httpx.Limits(max_keepalive_connections=0), 0, time.monotonic() + 100
-    with httpx.Client(base_url=server.address, limits=limits, timeout=60) as client, ThreadPoolExecutor(8) as pool:
-
-        def embed(_: int) -> str:
-            answer = client.post("/models/gpt/embed", json={"input_ids": [[1, 2, 3]]}).raise_for_status()
-            return answer.headers["X-Request-Id"].partition("-")[0]  # the prefix names the process
-
-        seen: set[str] = set()
-        while len(seen) < 2:
-            assert time.monotonic() < deadline
-            seen |= set(pool.map(embed, range(40)))
-            sent += 40
-        assert len(list(temporary.glob("*/metrics/counter_*.db"))) == 2
-        told = (
-            f'preblock_requests_total{{model="gpt",outcome="ok",protocol="native"}} {sent}.0',
-            f'preblock_tokens_total{{model="gpt"}} {3 * sent}.0',
-        )
-        while not all(line in client.get("/metrics").text for line in told):  # each worker tells it a moment later
-            assert time.monotonic() < deadline
-
-
-def test_server_is_ready_once_banner_is_printed(model_server: Server, tiny_server: Server) -> None:
-    for running in (model_server, tiny_server):
-        assert httpx.get(running.address + "/readyz", timeout=60).status_code == 200
+def test_commands_without_cuda_fail_with_reason(tiny_repository: Path) -> None:
+    for command in (["check"], ["serve"], ["verify", "gpt"]):
+        message = failing(*command, "--repository", tiny_repository, "--provider", "cuda", code=1, PREBLOCK_PORT="0")
+        assert message == f"provider cuda cannot be used: {cuda_unavailable_reason()}"
 
 
 def test_banner_shows_addresses_and_model_limits(tiny_server: Server) -> None:
@@ -188,28 +130,24 @@ def test_explicit_mode_loads_only_named_models(tiny_repository: Path, tmp_path: 
             client.load_model("later")
             client.unload_model("words")
         assert served() == {("gpt", "later")}
-    message = failing(
-        "serve", "--repository", root, "--port", "0", "--model-control", "explicit", "--load-model", "nope", code=1
-    )
+    explicit = ("serve", "--repository", root, "--port", "0", "--model-control", "explicit")
+    message = failing(*explicit, "--load-model", "nope", code=1)
     assert message == "load_models: got nope, expected bert, gpt, later"
-    message = failing("serve", "--repository", root, "--port", "0", "--tei", "nope:1", code=1)
-    assert message == "tei: got nope, expected bert, gpt, later"
     message = failing("serve", "--load-model", "gpt", code=2)
     assert "--load-model: got gpt, expected no name, because model_control is none" in message
 
 
-@pytest.mark.parametrize(
-    ("mode", "hint"),
-    [
-        ("none", "a new export is served after a restart, or by a server with --model-control poll"),
-        ("poll", "a new export is served within about 5 s"),
-        ("explicit", "POST /v2/repository/models/NAME/load, or RepositoryModelLoad over gRPC, loads a model"),
-    ],
-)
-def test_unknown_model_error_says_how_to_load_it(mode: str, hint: str, tiny_repository: Path) -> None:
-    loaded = ("--load-model", "*") if mode == "explicit" else ()
-    with serve(tiny_repository, "--model-control", mode, *loaded) as server:
-        native = httpx.post(f"{server.address}/models/mine/embed", json={"input_ids": [1]})
-        openai = httpx.post(f"{server.address}/v1/embeddings", json={"model": "mine", "input": "a"})
-    assert native.json()["detail"] == f"model: got mine, expected bert, gpt; {hint}"
-    assert openai.json()["error"]["message"].endswith(f"Available models: bert, gpt. ({hint})")
+def test_unknown_model_error_says_how_to_load_it(tiny_repository: Path) -> None:
+    for options, hint in (
+        (["none"], "a new export is served after a restart, or by a server with --model-control poll"),
+        (["poll"], "a new export is served within about 5 s"),
+        (
+            ["explicit", "--load-model", "*"],
+            "POST /v2/repository/models/NAME/load, or RepositoryModelLoad over gRPC, loads a model",
+        ),
+    ):
+        with serve(tiny_repository, "--model-control", *options) as server:
+            native = httpx.post(f"{server.address}/models/mine/embed", json={"input_ids": [1]})
+            openai = httpx.post(f"{server.address}/v1/embeddings", json={"model": "mine", "input": "a"})
+        assert native.json()["detail"] == f"model: got mine, expected bert, gpt; {hint}"
+        assert openai.json()["error"]["message"].endswith(f"Available models: bert, gpt. ({hint})")

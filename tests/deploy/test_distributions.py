@@ -1,7 +1,12 @@
-"""The wheel and the source distribution, each installed into empty environments. Needs a package index."""
+"""The wheel and the source distribution, each installed into empty environments. Needs a package index.
+
+Oracle of a wheel without a C compiler: the graph, by onnxruntime.
+"""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from preblock.extras import EXTRAS
+from tests.support.checkpoints import write_gpt2
 from tests.support.environments import ENVIRONMENT, install
 from tests.support.paths import ROOT
 from tests.support.servers import Server, read_banner
@@ -86,15 +91,6 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: next(folder.glob(pattern)) for kind, pattern in patterns.items()}
 
 
-def write_checkpoint(folder: Path) -> None:
-    """Write a GPT-2 (V 7, D 4, M 6) of ones, whose vectors are therefore twos."""
-    folder.mkdir()
-    config = {"model_type": "gpt2", "vocab_size": 7, "n_embd": 4, "n_positions": 6}
-    (folder / "config.json").write_text(json.dumps(config))
-    tables = {"wte.weight": np.ones((7, 4), np.float32), "wpe.weight": np.ones((6, 4), np.float32)}
-    save_file(tables, folder / "model.safetensors")
-
-
 @pytest.mark.parametrize("kind", ["sdist", "wheel of sdist", "wheel", "pure"])
 def test_distribution_holds_every_file_of_packages(kind: str, distributions: dict[str, Path]) -> None:
     folders = ("models/", "export/", "service/")
@@ -132,7 +128,8 @@ def test_commands_and_modules_need_documented_extras_only(
         extras: install(tmp_path / extras, *extras.split(","), wheel=distributions["wheel of sdist"])
         for extras in {*needed.values(), whole}
     }
-    write_checkpoint(tmp_path / "gpt2")
+    # The vectors of a GPT-2 of ones are twos.
+    write_gpt2(tmp_path / "gpt2", np.ones((7, 4), np.float32), np.ones((6, 4), np.float32))
     run(pythons[whole], "-c", IMPORTS, cwd=tmp_path)
     for name, arguments in COMMANDS.items():
         python = pythons[needed[name]]
@@ -154,3 +151,46 @@ def serve_and_embed(python: Path, *command: str | Path, cwd: Path) -> object:
             process.terminate()
         assert process.wait(60) == 0
     return json.loads(found)
+
+
+SERVES = """
+import sys
+from pathlib import Path
+import numpy as np
+from preblock.service.app import create_engine
+from preblock.service.runtime.fused_embedding import BUILT
+from preblock.service.core.settings import Settings
+model = create_engine(Settings(repository=Path(sys.argv[1]), provider="cpu")).repository.get("gpt")
+feeds = {"input_ids": np.arange(80).reshape(2, 40), "offset": np.array([7])}
+expected = model.sessions["model.onnx"].run(feeds)["embeddings"].tobytes()
+assert all(model.run(feeds, ("embeddings",))["embeddings"].tobytes() == expected for _ in range(20))
+print(BUILT, model.tables is not None)
+"""
+
+
+@pytest.mark.parametrize("compiler", ["cc", "/nonexistent"])
+def test_wheel_serves_with_and_without_a_compiler(tmp_path: Path, weighty_repository: Path, compiler: str) -> None:
+    if shutil.which(compiler) is None and compiler == "cc":
+        pytest.skip("there is no compiler")
+    tree = tmp_path / "tree"
+    for name in ("preblock", "models", "export", "service"):
+        ignored = shutil.ignore_patterns("__pycache__", "_kernels.*so")
+        shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "hatch_build.py"):
+        shutil.copy(ROOT / name, tree)
+    build: list[str | Path] = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
+    told = subprocess.run(
+        build, cwd=tree, env=os.environ | {"CC": compiler}, capture_output=True, text=True, check=True
+    ).stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    works = compiler == "cc"
+    assert wheel.name.endswith("-py3-none-any.whl") != works
+    assert ("was not built: onnxruntime will do its work" in told) != works
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(tmp_path / "there")
+    # From a folder without a checkout: Python would import from there first.
+    run: list[str | Path] = [sys.executable, "-c", SERVES, weighty_repository]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "there")}
+    done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(works), str(works)]
+    assert ("installed without a C compiler" in done.stderr) != works

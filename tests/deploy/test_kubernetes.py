@@ -1,8 +1,9 @@
-"""The Kubernetes and KServe manifests: schemas, and agreement with the code and with each other.
+"""The manifests of Kubernetes, KServe and KubeRay: schemas, and agreement with the code and with each other.
 
 kubernetes-validate holds the OpenAPI schemas of Kubernetes. kubectl renders the kustomization where it is installed.
 """
 
+import ast
 import json
 import shutil
 import subprocess
@@ -57,6 +58,12 @@ def container() -> Document:
     return dict(found)
 
 
+def runtime() -> Document:
+    """Return the container of KServe."""
+    (found,) = documents(KSERVE / "runtime.yaml")
+    return dict(found["spec"]["containers"][0])
+
+
 def overlay(folder: Path, component: str) -> Path:
     """Return a kustomization of the base and a component, below a folder with a copy of both."""
     shutil.copytree(BASE, folder / "base")
@@ -80,37 +87,43 @@ def unknown_fields(value: Any, known: Any, place: str = "") -> Iterator[str]:
             yield from unknown_fields(inner, known[0], f"{place}[]")
 
 
-@needs_kubectl
-@pytest.mark.parametrize("version", VERSIONS)
-def test_rendered_base_matches_kubernetes_schemas(version: str) -> None:
-    rendered = render(BASE)
-    assert len(rendered) == 7
-    for document in rendered:
+def check(document: Document, versions: list[str] = VERSIONS[-1:]) -> None:
+    """Compare a document with the schemas of Kubernetes, or with the fields of a custom resource."""
+    if document["kind"] in CUSTOM:
+        known = CUSTOM[document["kind"]] | {"apiVersion": None, "kind": None, "metadata": None}
+        assert list(unknown_fields(document, known)) == []
+        return
+    for version in versions:
         kubernetes_validate.validate(document, version, strict=True)
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in files() if not set(CUSTOM) & {d["kind"] for d in documents(file)}], ids=str
-)
+@pytest.mark.parametrize("file", files(), ids=str)
 def test_manifest_matches_newest_schemas(file: Path) -> None:
     for document in documents(file):
-        kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
+        check(document)
 
 
 def test_misspelt_field_fails_schema_validation() -> None:
     document = deployment()
     document["spec"]["template"]["spec"]["containers"][0]["startupProb"] = {}
     with pytest.raises(kubernetes_validate.ValidationError, match="startupProb"):
-        kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
+        check(document)
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in files() if set(CUSTOM) & {d["kind"] for d in documents(file)}], ids=str
-)
-def test_custom_resources_have_known_fields(file: Path) -> None:
-    for document in documents(file):
-        known = CUSTOM[document["kind"]] | {"apiVersion": None, "kind": None, "metadata": None}
-        assert list(unknown_fields(document, known)) == []
+@needs_kubectl
+def test_rendered_base_matches_schemas_and_its_labels() -> None:
+    rendered = render(BASE)
+    assert len(rendered) == 7
+    for document in rendered:
+        check(document, VERSIONS)
+    (deployed,) = of_kind(rendered, "Deployment")
+    selectors = [d["spec"]["selector"] for d in of_kind(rendered, "Service")]
+    selectors += [d["spec"]["selector"]["matchLabels"] for d in of_kind(rendered, "PodDisruptionBudget")]
+    selectors += [d["spec"]["podSelector"]["matchLabels"] for d in of_kind(rendered, "NetworkPolicy")]
+    selectors += [deployed["spec"]["selector"]["matchLabels"]]
+    assert len(selectors) == 5
+    labels = deployed["spec"]["template"]["metadata"]["labels"]
+    assert all(selector and selector.items() <= labels.items() for selector in selectors)
 
 
 @needs_kubectl
@@ -118,17 +131,21 @@ def test_custom_resources_have_known_fields(file: Path) -> None:
 def test_component_renders_with_base(component: str, tmp_path: Path) -> None:
     rendered = render(overlay(tmp_path, component))
     for document in rendered:
-        if document["kind"] not in CUSTOM:
-            kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
-    assert len(of_kind(rendered, "Deployment")) == 1
-    if component == "keda":
-        assert of_kind(rendered, "HorizontalPodAutoscaler") == []
-        assert len(of_kind(rendered, "ScaledObject")) == 1
-    if component == "gpu":
-        (pod,) = (d["spec"]["template"]["spec"] for d in of_kind(rendered, "Deployment"))
-        assert pod["containers"][0]["image"].startswith("preblock-gpu:")
-        assert {"name": "PREBLOCK_PROVIDER", "value": "cuda"} in pod["containers"][0]["env"]
-        assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+        check(document)
+    (deployed,) = of_kind(rendered, "Deployment")
+    assert len(of_kind(rendered, "HorizontalPodAutoscaler")) == (component != "keda")
+    assert len(of_kind(rendered, "ScaledObject")) == (component == "keda")
+    (container,) = deployed["spec"]["template"]["spec"]["containers"]
+    gpu = component == "gpu"
+    assert container["image"].startswith("preblock-gpu:") == gpu
+    assert ({"name": "PREBLOCK_PROVIDER", "value": "cuda"} in container["env"]) == gpu
+    assert container["resources"]["limits"].get("nvidia.com/gpu") == ("1" if gpu else None)
+    if component == "monitoring":
+        (monitor,) = of_kind(rendered, "ServiceMonitor")
+        selector, services = monitor["spec"]["selector"]["matchLabels"], of_kind(rendered, "Service")
+        assert len(services) == 2
+        assert sum(selector.items() <= service["metadata"]["labels"].items() for service in services) == 1
+        assert not any("app.kubernetes.io/component" in service["spec"]["selector"] for service in services)
 
 
 @needs_kubectl
@@ -143,52 +160,16 @@ def test_documented_overlay_renders(tmp_path: Path) -> None:
     assert deployed["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.example/preblock:0.1.0"
 
 
-@needs_kubectl
-def test_selectors_match_pod_labels() -> None:
-    rendered = render(BASE)
-    (deployed,) = of_kind(rendered, "Deployment")
-    labels = deployed["spec"]["template"]["metadata"]["labels"]
-    selectors = [d["spec"]["selector"] for d in of_kind(rendered, "Service")]
-    selectors += [d["spec"]["selector"]["matchLabels"] for d in of_kind(rendered, "PodDisruptionBudget")]
-    selectors += [d["spec"]["podSelector"]["matchLabels"] for d in of_kind(rendered, "NetworkPolicy")]
-    selectors += [deployed["spec"]["selector"]["matchLabels"]]
-    assert len(selectors) == 5
-    for selector in selectors:
-        assert selector
-        assert selector.items() <= labels.items()
-
-
-@needs_kubectl
-def test_service_monitor_selects_one_service(tmp_path: Path) -> None:
-    rendered = render(overlay(tmp_path, "monitoring"))
-    (monitor,) = of_kind(rendered, "ServiceMonitor")
-    selector = monitor["spec"]["selector"]["matchLabels"]
-    services = of_kind(rendered, "Service")
-    assert len(services) == 2
-    assert sum(selector.items() <= service["metadata"]["labels"].items() for service in services) == 1
-    for service in services:
-        assert "app.kubernetes.io/component" not in service["spec"]["selector"]
-
-
 def test_probe_paths_return_200(tiny_server: Server) -> None:
-    (runtime,) = documents(KSERVE / "runtime.yaml")
-    (other,) = runtime["spec"]["containers"]
     for probe, path in (("startupProbe", "/livez"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
         assert container()[probe]["httpGet"] == {"path": path, "port": "http"}
-        assert other[probe]["httpGet"] == {"path": path, "port": 8080}
+        assert runtime()[probe]["httpGet"] == {"path": path, "port": 8080}
         assert httpx.get(tiny_server.address + path, timeout=60).status_code == 200
 
 
-def test_environment_variables_are_settings() -> None:
-    variables = [entry["name"] for entry in container()["env"]]
-    (runtime,) = documents(KSERVE / "runtime.yaml")
-    variables += [entry["name"] for entry in runtime["spec"]["containers"][0]["env"]]
-    assert variables
+def test_variables_and_ports_are_those_of_settings() -> None:
     known = {f"PREBLOCK_{name.upper()}" for name in Settings.model_fields}
-    assert set(variables) <= known
-
-
-def test_manifest_ports_match_settings_and_each_other() -> None:
+    assert {entry["name"] for entry in (*container()["env"], *runtime()["env"])} <= known
     ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
     environment = {entry["name"]: entry["value"] for entry in container()["env"]}
     assert ports == {"http": Settings().port, "grpc": int(environment["PREBLOCK_GRPC_PORT"])}
@@ -198,14 +179,10 @@ def test_manifest_ports_match_settings_and_each_other() -> None:
     assert [port["port"] for port in policy["spec"]["ingress"][0]["ports"]] == [*ports]
 
 
-def test_pod_grace_period_exceeds_drain_time() -> None:
+def test_pod_is_confined_and_has_time_to_end() -> None:
     pod = deployment()["spec"]["template"]["spec"]
     pause = container()["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] >= pause + Settings().shutdown_timeout_seconds + 10
-
-
-def test_pod_is_confined_like_compose_service() -> None:
-    pod = deployment()["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert f"--uid {pod['securityContext']['runAsUser']} " in (ROOT / "Dockerfile").read_text()
     assert container()["securityContext"]["readOnlyRootFilesystem"] is True
@@ -250,3 +227,50 @@ def test_kserve_alias_matches_service_name() -> None:
     formats = [entry["name"] for entry in runtime["spec"]["supportedModelFormats"]]
     assert service["spec"]["predictor"]["model"]["modelFormat"]["name"] in formats
     assert json.dumps(runtime).count("8080") == 6
+
+
+FOLDER = ROOT / "deploy/ray"
+SERVE: dict[str, Any] = yaml.safe_load((FOLDER / "serve.yaml").read_text())
+(SERVICE,) = documents(FOLDER / "ray-service.yaml")
+CLUSTER = SERVICE["spec"]["rayClusterConfig"]
+TEMPLATES = [group["template"] for group in (CLUSTER["headGroupSpec"], *CLUSTER["workerGroupSpecs"])]
+(APPLICATION,) = SERVE["applications"]
+
+
+def test_ray_service_fits_schemas_settings_and_its_configuration() -> None:
+    check(SERVICE)
+    assert SERVICE["apiVersion"] == "ray.io/v1"
+    assert yaml.safe_load(SERVICE["spec"]["serveConfigV2"]) == SERVE
+    assert set(APPLICATION["args"]) <= set(Settings.model_fields)
+    Settings(**APPLICATION["args"])
+    (claim,) = documents(BASE / "volume-claim.yaml")
+    for template in TEMPLATES:
+        check({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **template}, [VERSIONS[0], VERSIONS[-1]])
+        (volume,) = template["spec"]["volumes"]
+        assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+        (mount,) = template["spec"]["containers"][0]["volumeMounts"]
+        assert mount["mountPath"] == APPLICATION["args"]["repository"]
+    (deployment,), (worker,) = APPLICATION["deployments"], CLUSTER["workerGroupSpecs"]
+    grace = worker["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace > deployment["graceful_shutdown_timeout_s"]
+
+
+def test_names_are_those_of_the_module() -> None:
+    module, _, builder = APPLICATION["import_path"].partition(":")
+    tree = ast.parse((FOLDER / f"{module}.py").read_text())
+    assert builder in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    options = next(
+        {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg == "name"}
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "serve.deployment"
+    )
+    (deployment,) = APPLICATION["deployments"]
+    assert deployment["name"] == options["name"]
+
+
+def test_every_file_names_the_same_version_of_ray() -> None:
+    version = CLUSTER["rayVersion"]
+    dockerfile = (FOLDER / "Dockerfile").read_text()
+    assert f"rayproject/ray:{version}-" in dockerfile
+    assert f"ray[serve]=={version}" in dockerfile
+    assert f"RAY := ray[serve]=={version}" in (ROOT / "Makefile").read_text()

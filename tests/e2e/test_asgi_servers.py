@@ -36,76 +36,31 @@ def expected(wide_repository: Path) -> bytes:
     return bytes((tables["tokens"][IDS] + tables["positions"][:3]).tobytes())
 
 
-GETS = (
-    *("/", "/livez", "/readyz", "/metrics", "/docs", "/openapi.json"),
-    *("/models", "/models/gpt", "/models/gpt/versions/1"),
-    *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/gpt", "/v2/models/gpt/ready", "/v2/models/gpt/stats"),
-    *("/v2/models/gpt/versions/1", "/v1/models"),
-)
-
-
-@pytest.mark.parametrize("path", GETS)
-def test_get_route_returns_200(asgi_server: Server, path: str) -> None:
-    assert httpx.get(asgi_server.address + path, timeout=60).status_code == 200
-
-
-@pytest.mark.parametrize("path", GETS)
-def test_head_has_the_headers_of_get(asgi_server: Server, path: str) -> None:
-    """The metrics change between two requests, and so does their length."""
-    varying = {"date", "x-request-id"} | ({"content-length"} if path in ("/metrics", "/v2/models/gpt/stats") else set())
+def test_head_has_the_headers_of_get(asgi_server: Server) -> None:
     with httpx.Client(base_url=asgi_server.address, timeout=60) as client:
-        head, get = client.head(path), client.get(path)
-    assert (head.status_code, head.content) == (200, b"")
-    assert head.headers.keys() == get.headers.keys()
-    assert all(head.headers[name] == get.headers[name] for name in get.headers.keys() - varying)
+        for path in ("/", "/readyz", "/docs", "/openapi.json", "/models/gpt", "/v2/models/gpt/ready", "/v1/models"):
+            head, get = client.head(path), client.get(path)
+            assert (head.status_code, head.content, get.status_code) == (200, b"", 200), path
+            assert head.headers.keys() == get.headers.keys(), path
+            same = get.headers.keys() - {"date", "x-request-id"}
+            assert all(head.headers[name] == get.headers[name] for name in same), path
 
 
-@pytest.mark.parametrize(
-    ("path", "allow"),
-    [
-        ("/", "GET, HEAD, POST, OPTIONS"),
-        *((path, "GET, HEAD, OPTIONS") for path in ("/livez", "/docs", "/models/gpt", "/v2/health/ready")),
-        *((path, "POST, OPTIONS") for path in ("/models/gpt/embed", "/v1/embeddings", "/v2/models/gpt/infer")),
-    ],
-)
-def test_options_lists_allowed_methods(asgi_server: Server, path: str, allow: str) -> None:
-    answer = httpx.options(asgi_server.address + path, timeout=60)
-    assert (answer.status_code, answer.headers["Allow"], answer.content) == (204, allow, b"")
+def test_websocket_of_wrong_path_is_not_found(asgi_server: Server) -> None:
+    for path in ("/nowhere", "/livez", "/models/gpt/decode/", "/models/gpt/embed"):
+        with pytest.raises(InvalidStatus) as refused, connect_socket(asgi_server.socket + path):
+            pass
+        response = refused.value.response
+        assert (response.status_code, response.headers["Content-Type"]) == (404, "application/problem+json")
+        assert json.loads(response.body or b"")["detail"] == f"GET {path}: Not Found; /docs lists the paths"
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/livez", "/models/gpt/decode/", "/models/gpt/embed"])
-def test_websocket_of_wrong_path_is_not_found(asgi_server: Server, path: str) -> None:
-    with pytest.raises(InvalidStatus) as refused, connect_socket(asgi_server.socket + path):
-        pass
-    response = refused.value.response
-    assert (response.status_code, response.headers["Content-Type"]) == (404, "application/problem+json")
-    assert json.loads(response.body or b"")["detail"] == f"GET {path}: Not Found; /docs lists the paths"
-
-
-IDS_TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
-
-
-@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded"])
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/models/gpt/embed", {"input_ids": [1]}),
-        ("/v1/embeddings", {"model": "gpt", "input": [1], "pooling": "mean"}),
-        ("/v2/models/gpt/infer", {"inputs": [IDS_TENSOR]}),
-        ("/v2/repository/index", {}),
-    ],
-)
-def test_json_body_needs_no_content_type(asgi_server: Server, path: str, body: object, kind: str | None) -> None:
-    headers = {} if kind is None else {"Content-Type": kind}
-    answer = httpx.post(asgi_server.address + path, content=json.dumps(body), headers=headers, timeout=60)
-    assert answer.status_code == 200, answer.text
-
-
-@pytest.mark.parametrize("coding", ["gzip", "x-gzip", "X-GZIP"])
-def test_both_gzip_encoding_names_are_accepted(asgi_server: Server, coding: str) -> None:
+def test_both_gzip_encoding_names_are_accepted(asgi_server: Server) -> None:
     content = gzip.compress(b'{"input_ids": [1]}')
-    headers = {"Content-Encoding": coding}
-    assert httpx.post(f"{asgi_server.address}/models/gpt/embed", content=content, headers=headers).status_code == 200
+    for coding in ("gzip", "x-gzip", "X-GZIP"):
+        headers = {"Content-Encoding": coding}
+        answer = httpx.post(f"{asgi_server.address}/models/gpt/embed", content=content, headers=headers)
+        assert answer.status_code == 200, coding
 
 
 def test_index_lists_working_paths(asgi_server: Server) -> None:

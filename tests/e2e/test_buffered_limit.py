@@ -1,13 +1,11 @@
 """Buffered answers have a size limit, streamed ones have none. Oracle: NumPy over the tables."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-import grpc
-import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc
-import tritonclient.http
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
@@ -21,22 +19,18 @@ from tests.support.decode_protocols import decode_frame, decode_json
 from tests.support.open_inference import infer_message
 from tests.support.own_client import own_client
 from tests.support.protocols import (
+    NATIVE,
+    TENSORS,
     Clients,
     Protocol,
     RequestRefused,
     connect,
     grpc_raw,
     grpc_typed,
-    native_bytes,
-    native_float,
-    native_json,
     native_npy,
-    native_raw,
-    native_safetensors,
-    open_inference_binary,
-    open_inference_json,
     openai_base64,
     openai_mean,
+    refusal_of,
 )
 from tests.support.servers import serve
 
@@ -46,10 +40,7 @@ FITS = MOST // (4 * D)
 """Number of tokens of the largest buffered answer."""
 IDS = np.random.default_rng(5).integers(0, V, LONGEST).tolist()
 WHOLE: tuple[Protocol, ...] = (grpc_raw, grpc_typed, decode_frame, decode_json, openai_base64)
-IN_PIECES: tuple[Protocol, ...] = (
-    *(native_json, native_float, native_bytes, native_npy, native_raw, native_safetensors, own_client, openai_mean),
-    *(open_inference_json, open_inference_binary),
-)
+IN_PIECES: tuple[Protocol, ...] = (*NATIVE, native_npy, own_client, openai_mean, *TENSORS[:2])
 TOKENS, POSITIONS = draw_tables(0, [V * D, LONGEST * D])
 """Of `gpt`."""
 
@@ -71,8 +62,8 @@ def vectors_of(ids: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
     return found
 
 
-def message(tokens: int, width: int = D) -> str:
-    return f"got {4 * tokens * width} bytes of vectors, expected at most {MOST} in a buffered response"
+def message(size: int) -> str:
+    return f"got {size} bytes of vectors, expected at most {MOST} in a buffered response"
 
 
 @pytest.mark.parametrize("protocol", WHOLE)
@@ -80,7 +71,7 @@ def test_buffered_response_over_limit_is_rejected(buffered_clients: Clients, pro
     for _ in range(2):
         with pytest.raises(RequestRefused) as refused:
             protocol(buffered_clients, "gpt", {"input_ids": [IDS[: FITS + 1]]})
-        assert message(FITS + 1) in refused.value.message
+        assert message(4 * D * (FITS + 1)) in refused.value.message
         assert refused.value.status in (400 if protocol is openai_base64 else 413, "StatusCode.RESOURCE_EXHAUSTED")
         assert protocol(buffered_clients, "gpt", {"input_ids": [IDS[:FITS]]}).tobytes() == expected(FITS)
 
@@ -94,13 +85,61 @@ def test_streamed_response_has_no_limit(buffered_clients: Clients, protocol: Pro
         assert found.tobytes() == expected(LONGEST)
 
 
-def test_pooled_vectors_over_limit_are_rejected(buffered_clients: Clients) -> None:
-    rows = [[token] for token in IDS[: FITS + 1]]
+def post(clients: Clients, path: str, document: dict[str, Any]) -> None:
+    answer = clients.http.post(path, json=document)
+    if answer.status_code != 200:
+        raise refusal_of(answer)
+
+
+def ask_for_means(clients: Clients, rows: int) -> None:
+    vectors = openai_mean(clients, "gpt", {"input_ids": [[token] for token in IDS[:rows]]})
+    assert vectors.tobytes() == vectors_of(IDS[:rows], [0] * rows).tobytes()
+
+
+def ask_for_bytes_and_json(clients: Clients, tokens: int) -> None:
+    document: dict[str, Any] = {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, tokens]}]}
+    document["inputs"][0]["data"] = IDS[:tokens]
+    document["outputs"] = [{"name": "embeddings", "parameters": {"binary_data": True}}, {"name": "token_embeddings"}]
+    post(clients, "/v2/models/gpt/infer", document)
+
+
+def ask_for_angles(clients: Clients, tokens: int) -> None:
+    outputs = ["embeddings", "rotary_cos", "rotary_sin"]
+    post(clients, "/models/rotary/embed", {"input_ids": [IDS[:tokens]], "output": outputs})
+
+
+def ask_for_bias(clients: Clients, keys: int) -> None:
+    post(clients, "/models/alibi/bias", {"query_length": 1024, "key_length": keys})
+
+
+def ask_for_images(clients: Clients, images: int) -> None:
+    pixels = tritonclient.grpc.InferInput("pixel_values", [images, 3, 8, 8], "FP32")
+    pixels.set_data_from_numpy(np.zeros((images, 3, 8, 8), np.float32))
+    try:
+        assert len(clients.grpc.infer("vit", [pixels]).as_numpy("embeddings")) == images
+    except InferenceServerException as error:
+        raise RequestRefused(str(error.status()), str(error.message())) from error
+
+
+@pytest.mark.parametrize(
+    ("ask", "field", "each"),
+    [
+        (ask_for_means, "input", 4 * D),
+        (ask_for_bytes_and_json, "input_ids", 2 * 4 * D),
+        (ask_for_angles, "input_ids", 4 * (D + 32 + 32)),
+        (ask_for_bias, "query_length and key_length", 4 * 2 * 1024),
+        (ask_for_images, "pixel_values", 4 * 2048 * 5),
+    ],
+)
+def test_every_buffered_kind_of_answer_has_the_limit(
+    buffered_clients: Clients, ask: Callable[[Clients, int], None], field: str, each: int
+) -> None:
+    """`each` is the number of bytes of one row, token, key or image."""
+    most = MOST // each
+    ask(buffered_clients, most)
     with pytest.raises(RequestRefused) as refused:
-        openai_mean(buffered_clients, "gpt", {"input_ids": rows})
-    assert (refused.value.status, message(FITS + 1) in refused.value.message) == (400, True)
-    expected = vectors_of(IDS[:FITS], [0] * FITS)
-    assert openai_mean(buffered_clients, "gpt", {"input_ids": rows[:-1]}).tobytes() == expected.tobytes()
+        ask(buffered_clients, most + 1)
+    assert refused.value.message.startswith(f"{field}: {message(each * (most + 1))}")
 
 
 def test_stream_continues_after_rejected_step(buffered_clients: Clients) -> None:
@@ -112,85 +151,18 @@ def test_stream_continues_after_rejected_step(buffered_clients: Clients) -> None
     assert begun.tobytes() + rest.tobytes() == expected(FITS + 1)
 
 
-@pytest.mark.parametrize("of_stream", [False, True])
-def test_sequence_continues_after_rejected_step(buffered_clients: Clients, of_stream: bool) -> None:
-    def ask(begin: int, end: int, start: bool = False) -> service_pb2.ModelInferRequest:
+def test_sequence_continues_after_rejected_step(buffered_clients: Clients) -> None:
+    def ask(begin: int, end: int) -> service_pb2.ModelInferRequest:
         request = infer_message([IDS[begin:end]])
         request.parameters["sequence_id"].int64_param = 9
-        request.parameters["sequence_start"].bool_param = start
+        request.parameters["sequence_start"].bool_param = begin == 0
         return request
 
-    asked = [ask(0, 1, start=True), ask(1, FITS + 2), ask(1, FITS + 1)]
-    found, errors = [], []
-    if of_stream:
-        for answer in buffered_clients.stub.ModelStreamInfer(iter(asked)):
-            errors += [answer.error_message] if answer.error_message else []
-            found += answer.infer_response.raw_output_contents
-    else:
-        for request in asked:
-            try:
-                found += buffered_clients.stub.ModelInfer(request).raw_output_contents
-            except grpc.RpcError as error:
-                errors.append(error.details())
+    asked = iter([ask(0, 1), ask(1, FITS + 2), ask(1, FITS + 1)])
+    first, refused, rest = buffered_clients.stub.ModelStreamInfer(asked)
+    found = (*first.infer_response.raw_output_contents, *rest.infer_response.raw_output_contents)
     assert b"".join(found) == expected(FITS + 1)
-    (said,) = errors
-    assert message(FITS + 1) in str(said)
-
-
-def test_mixed_json_and_binary_output_over_limit_is_rejected(buffered_clients: Clients) -> None:
-    inputs = tritonclient.http.InferInput("input_ids", [1, FITS + 1], "INT64")
-    inputs.set_data_from_numpy(np.array([IDS[: FITS + 1]]))
-    outputs = [
-        tritonclient.http.InferRequestedOutput(name, binary_data=binary)
-        for name, binary in (("embeddings", True), ("token_embeddings", False))
-    ]
-    with (
-        tritonclient.http.InferenceServerClient(str(buffered_clients.http.base_url.netloc, "ascii")) as client,
-        pytest.raises(InferenceServerException, match="in a buffered response") as refused,
-    ):
-        client.infer("gpt", [inputs], outputs=outputs)
-    assert refused.value.status() == "413"
-
-
-def refused(answer: httpx.Response, field: str, size: int) -> bool:
-    problem = answer.json()
-    allowed = f"at most {MOST} in a buffered response"
-    found = (answer.status_code, problem["field"], problem["got"], problem["expected"])
-    return bool(found == (413, field, f"{size} bytes of vectors", allowed))
-
-
-def test_rotary_outputs_count_towards_limit(buffered_clients: Clients) -> None:
-    width = D + 32 + 32
-    most = MOST // (4 * width)
-    fields = {"output": ["embeddings", "rotary_cos", "rotary_sin"]}
-    assert (
-        buffered_clients.http.post("/models/rotary/embed", json={"input_ids": [IDS[:most]]} | fields).status_code == 200
-    )
-    answer = buffered_clients.http.post("/models/rotary/embed", json={"input_ids": [IDS[: most + 1]]} | fields)
-    assert refused(answer, "input_ids", 4 * (most + 1) * width)
-    assert buffered_clients.http.post("/models/rotary/embed", json={"input_ids": [IDS]}).status_code == 200
-
-
-def test_bias_over_limit_is_rejected(buffered_clients: Clients) -> None:
-    lengths = {"query_length": 1024, "key_length": 1024}
-    assert buffered_clients.http.post("/models/alibi/bias", json=lengths).status_code == 200
-    answer = buffered_clients.http.post("/models/alibi/bias", json=lengths | {"key_length": 1025})
-    assert refused(answer, "query_length and key_length", 4 * 2 * 1024 * 1025)
-
-
-def test_image_vectors_over_limit_are_rejected(buffered_clients: Clients) -> None:
-    most = MOST // (4 * 2048 * 5)
-
-    def ask(images: int) -> int:
-        pixels = tritonclient.grpc.InferInput("pixel_values", [images, 3, 8, 8], "FP32")
-        pixels.set_data_from_numpy(np.zeros((images, 3, 8, 8), np.float32))
-        return len(buffered_clients.grpc.infer("vit", [pixels]).as_numpy("embeddings"))
-
-    assert ask(most) == most
-    with pytest.raises(
-        InferenceServerException, match=r"pixel_values: got .*, expected at most 8388608 in a buffered response"
-    ):
-        ask(most + 1)
+    assert message(4 * D * (FITS + 1)) in refused.error_message
 
 
 def test_minimum_limit_holds_one_chunk() -> None:

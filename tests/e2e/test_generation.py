@@ -1,7 +1,7 @@
-"""Whole generations with the vectors of a running server, over each streaming protocol.
+"""Whole generations with the vectors of a running server, fed over a stream of the package's own client.
 
 Oracle: `generate()` of transformers. For RoBERTa it feeds other positions than `forward()`, so the oracle is a greedy
-loop of full forward passes.
+loop of full forward passes. Other protocols answer with the same bits: tests/service/api/http/streaming.
 """
 
 from collections.abc import Iterator
@@ -15,37 +15,77 @@ import transformers
 
 import preblock
 from preblock.export.exporter import export
-from tests.e2e.generation import (
-    BEAMS,
-    BLOCKS,
-    COUNT,
-    FAMILIES,
-    PAD,
-    PROTOCOLS,
-    SOURCES,
-    Decoder,
-    Embedder,
-    Protocol,
-    example,
-    prompts_of,
-    tiny,
-    websocket_binary,
-)
-from tests.support.protocols import Clients, connect
-from tests.support.servers import serve
+from tests.e2e.test_examples import load
+from tests.support.paths import ROOT
+from tests.support.servers import Server, serve
+
+COUNT, BEAMS = 14, 3
+FAMILIES = ("gpt2", "opt", "llama", "roberta")
+PAD = 1
+"""Padding id of Marian and RoBERTa, without a position of its own: RoBERTa must not generate it."""
+
+example = load(ROOT / "examples/generate_with_transformers.py")
+
+
+def tiny(family: str) -> Any:
+    if family in example.BLOCKS:
+        return example.tiny(family)
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "max_position_embeddings": 66, "initializer_range": 0.5}
+    roberta = transformers.RobertaConfig(vocab_size=97, **sizes, is_decoder=True, type_vocab_size=1)
+    decoder: Any = transformers.RobertaForCausalLM(roberta)
+    return decoder.eval()
+
+
+BLOCKS = {**example.BLOCKS, "roberta": "roberta.encoder.layer"}
+
+
+class Decoder(example.Body):  # type: ignore[misc, name-defined]
+    """A body of any family with given vectors for its first block."""
+
+    def __init__(self, family: str, model: Any, blocks: Any) -> None:
+        self.family = family
+        super().__init__(model, blocks)
+
+    def run(self, mask: torch.Tensor) -> Any:
+        ids = torch.zeros(self._given[0].shape[:2], dtype=torch.long)
+        return self.model(input_ids=ids, cache=self.cache, use_cache=True, attention_mask=mask)
+
+
+class Embedder(Decoder):
+    """The same with `inputs_embeds`: the model adds positions itself."""
+
+    def __init__(self, family: str, model: Any, blocks: Any) -> None:
+        super().__init__(family, model, blocks)
+        self.remove()
+
+    def run(self, mask: torch.Tensor) -> Any:
+        given = self._given[0]
+        positions = (mask.cumsum(1) - 1).clamp(0)[:, -given.shape[1] :] + (1 + PAD if self.family == "roberta" else 0)
+        others = {"cache": self.cache, "use_cache": True, "attention_mask": mask, "position_ids": positions}
+        return self.model(inputs_embeds=given, **others)
 
 
 @pytest.fixture(scope="module")
-def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of the front-ends of all families."""
     root: Path = tmp_path_factory.mktemp("decoders")
     for family in FAMILIES:
         source = tmp_path_factory.mktemp(family)
         tiny(family).save_pretrained(source)
-        choices: dict[str, Any] = {"side": "decoder"} if family == "marian" else {}
-        export(str(source), family, root, **choices)
-    with serve(root) as running, connect(running) as clients:
-        yield clients
+        export(str(source), family, root)
+    with serve(root) as running:
+        yield running
+
+
+@contextmanager
+def open_stream(server: Server, family: str, offset: list[int], outputs: list[str]) -> Iterator[Any]:
+    with (
+        preblock.connect(server.address) as client,
+        client.decode(family, offset=offset, output=outputs[0], companions=outputs[1:], resume=True) as stream,
+    ):
+        yield stream
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -61,13 +101,9 @@ def model(family: str) -> Any:
 def library(model: Any, family: str, beams: int) -> list[list[int]]:
     """Return the generation of transformers."""
     if family == "roberta":
-        return [forward_passes(model, prompt) for prompt in prompts_of(family)]
-    if family != "marian":
-        tokens: list[list[int]] = example.library(model, prompts_of(family), COUNT, beams)
-        return tokens
-    options: dict[str, Any] = {"max_new_tokens": COUNT, "do_sample": False, "num_beams": beams, "eos_token_id": None}
-    found = model.generate(SOURCES, attention_mask=SOURCES != PAD, **options)
-    return found[:, 1:].tolist()  # type: ignore[no-any-return]
+        return [forward_passes(model, prompt) for prompt in example.PROMPTS]
+    tokens: list[list[int]] = example.library(model, example.PROMPTS, COUNT, beams)
+    return tokens
 
 
 @torch.no_grad()
@@ -105,65 +141,55 @@ def drafts_of(expected: list[list[int]], right: int) -> Any:
     return draft
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
-@pytest.mark.parametrize("kind", [Decoder, Embedder])
+@pytest.mark.parametrize(("kind", "right"), [(Decoder, 0), (Decoder, 2), (Decoder, 3), (Embedder, 1)])
 def test_generation_with_drafts_and_reconnect_matches_library(
-    decoders: Clients, family: str, model: Any, expected: list[list[int]], protocol: Protocol, kind: type[Decoder]
+    decoders: Server, family: str, model: Any, expected: list[list[int]], kind: type[Decoder], right: int
 ) -> None:
     """The batch is padded on the left, drafts are taken back, and the connection breaks in the middle."""
     outputs = ["token_embeddings"] if kind is Embedder else ["embeddings", *example.COMPANIONS.get(family, ())]
-    right = 0 if kind is Embedder else PROTOCOLS.index(protocol) % 4
     with body_of(kind, family, model) as body:
         found = example.generate(
-            lambda offset: protocol(decoders, family, offset, outputs),
+            lambda offset: open_stream(decoders, family, offset, outputs),
             body,
-            prompts_of(family),
+            example.PROMPTS,
             COUNT,
             drafts_of(expected, right),
         )
     assert found == expected
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
-def test_beam_search_matches_library(decoders: Clients, family: str, model: Any, protocol: Protocol) -> None:
+def test_beam_search_matches_library(decoders: Server, family: str, model: Any) -> None:
     if family == "roberta":
         pytest.skip("its generate() feeds other positions than its forward()")
     outputs = ["embeddings", *example.COMPANIONS.get(family, ())]
     with body_of(Decoder, family, model) as body:
         found = example.search(
-            lambda offset: protocol(decoders, family, offset, outputs), body, prompts_of(family), COUNT, BEAMS
+            lambda offset: open_stream(decoders, family, offset, outputs), body, example.PROMPTS, COUNT, BEAMS
         )
     assert found == library(model, family, BEAMS)
 
 
 class Forgetful:
-    """A stream without one of its operations."""
+    """A stream that takes nothing back."""
 
-    def __init__(self, stream: Any, forgotten: str) -> None:
-        self._stream, self._forgotten = stream, forgotten
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        return (lambda *_: None) if name == self._forgotten else getattr(self._stream, name)
+        return (lambda *_: None) if name == "rewind" else getattr(self._stream, name)
 
 
-@pytest.mark.parametrize("forgotten", ["rewind", "reorder"])
-def test_generation_without_rewind_or_reorder_differs(decoders: Clients, forgotten: str) -> None:
-    """The proofs above can fail."""
+def test_generation_without_rewind_differs(decoders: Server) -> None:
+    """The proof above can fail."""
     model = tiny("gpt2")
-    prompts = prompts_of("gpt2")
 
     @contextmanager
     def open_at(offset: list[int]) -> Iterator[Any]:
-        with websocket_binary(decoders, "gpt2", offset, ["embeddings"]) as stream:
-            yield Forgetful(stream, forgotten)
+        with open_stream(decoders, "gpt2", offset, ["embeddings"]) as stream:
+            yield Forgetful(stream)
 
     with body_of(Decoder, "gpt2", model) as body:
-        if forgotten == "rewind":
-            found = example.generate(open_at, body, prompts, COUNT)
-        else:  # one row for each prompt, where a search needs several
-            with pytest.raises(preblock.client.errors.RequestError):
-                example.search(open_at, body, prompts, COUNT, BEAMS)
-            return
+        found = example.generate(open_at, body, example.PROMPTS, COUNT)
     assert found != library(model, "gpt2", 1)
 
 

@@ -1,10 +1,12 @@
-"""Reloads and shutdown of a server. Real servers, real clients, real signals."""
+"""Reloads and the end of a server, by real signals; the servers that all workers of a run share end with the run."""
 
 import os
+import shutil
 import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +19,12 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.support.artifacts import make_repository
 from tests.support.connections import dial, http_request
-from tests.support.paths import PREBLOCK
+from tests.support.open_inference import OWN_CONNECTION
+from tests.support.paths import PREBLOCK, ROOT
 from tests.support.processes import alive, children, fork_servers
 from tests.support.processes import workers as workers_of
-from tests.support.servers import Server, read_banner, serve
+from tests.support.servers import read_banner, serve
+from tests.support.tls import TlsFiles
 from tests.support.waiting import wait_until
 
 SECONDS = 30
@@ -54,36 +58,38 @@ def read_large(stream: socket.socket) -> int:
     return found
 
 
-def connected(server: Server) -> socket.socket:
-    url = httpx.URL(server.address)
-    stream = dial(url)
-    stream.settimeout(SECONDS)
-    return stream
-
-
-@pytest.mark.parametrize("alike", [False, True])
-def test_large_response_is_finished_on_shutdown(models: Path, alike: bool) -> None:
-    with serve(models) as server:
-        if alike:
-            with connected(server) as stream:
+@pytest.mark.parametrize(("workers", "number"), [("1", signal.SIGTERM), ("2", signal.SIGTERM), ("2", signal.SIGINT)])
+def test_signal_to_process_group_finishes_requests(models: Path, workers: str, number: signal.Signals) -> None:
+    """As a terminal sends it, or a stop of a whole control group. The second request is known."""
+    command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--workers", workers]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            address = read_banner(process)[1]
+            with dial(address, SECONDS) as stream:
                 stream.sendall(request())
                 assert read_large(stream) == 4 * WIDTH * LARGE[0] * LARGE[1]
-        with connected(server) as stream:
-            stream.sendall(request())
-            stream.recv(10, socket.MSG_PEEK)
-            server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.5)
-            with pytest.raises(ConnectionRefusedError):  # nobody new
-                connected(server)
-            assert read_large(stream) == 4 * WIDTH * LARGE[0] * LARGE[1]
-        assert server.process.wait(SECONDS) == 0
+                stream.sendall(request())
+                stream.recv(10, socket.MSG_PEEK)
+                family = [process.pid, *children(process.pid), *workers_of(process.pid)]
+                os.killpg(process.pid, number)
+                time.sleep(1.5)
+                if workers == "1":  # else the parent listens until its workers have ended
+                    with pytest.raises(ConnectionRefusedError):
+                        dial(address)
+                assert process.poll() is None
+                assert read_large(stream) == 4 * WIDTH * LARGE[0] * LARGE[1]
+            assert process.wait(SECONDS) == 0
+            wait_until(lambda: not any(map(alive, family)))
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("late", [1, 8])
 def test_partial_fast_path_request_is_finished_on_shutdown(models: Path, late: int) -> None:
     """Their last bytes, or all of their bodies, come when the end has begun."""
     small = request(1, 1)
-    with serve(models) as server, connected(server) as stream:
+    with serve(models) as server, dial(server.address, SECONDS) as stream:
         for _ in range(3):
             stream.sendall(small)
             assert read_large(stream) == 4 * WIDTH
@@ -143,110 +149,50 @@ def test_sighup_is_ignored(models: Path, workers: str) -> None:
         assert workers_of(server.pid) == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_to_process_group_finishes_requests(models: Path, number: signal.Signals) -> None:
-    """As a terminal sends it, or a stop of a whole control group."""
-    command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--workers", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        try:
-            address = httpx.URL(read_banner(process)[1])
-            with dial(address, SECONDS) as stream:
-                stream.sendall(request())
-                stream.recv(10, socket.MSG_PEEK)
-                family = [process.pid, *children(process.pid), *workers_of(process.pid)]
-                os.killpg(process.pid, number)
-                time.sleep(1.5)
-                assert process.poll() is None
-                assert read_large(stream) == 4 * WIDTH * LARGE[0] * LARGE[1]
-            assert process.wait(SECONDS) == 0
-            wait_until(lambda: not any(map(alive, family)))
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-
 def test_certificate_is_reloaded_without_restart(models: Path, tmp_path: Path) -> None:
-    ca = trustme.CA()
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    tls = TlsFiles(tmp_path)
 
-    def issue() -> bytes:
-        """Write a new certificate, its key a while later, and return it in DER."""
-        made = ca.issue_cert("127.0.0.1")
-        made.cert_chain_pems[0].write_to_path(str(certificate))
-        if key.exists():
-            time.sleep(2)
-            assert get() == first  # the certificate and the key are not of each other
-        made.private_key_pem.write_to_path(str(key))
-        return ssl.PEM_cert_to_DER_cert(made.cert_chain_pems[0].bytes().decode())
+    def shown() -> set[bytes | None]:
+        return {tls.shown(server.address), tls.shown(f"https://{server.grpc}", "h2")}
 
-    def get() -> bytes | None:
-        """Return the certificate of a new connection."""
-        url = httpx.URL(server.address)
-        context = ssl.create_default_context()
-        ca.configure_trust(context)
-        with (
-            dial(url) as plain,
-            context.wrap_socket(plain, server_hostname="127.0.0.1") as stream,
-        ):
-            return stream.getpeercert(binary_form=True)
-
-    def grpc_certificate() -> bytes:
-        host, _, port = server.grpc.rpartition(":")
-        context = ssl.create_default_context()
-        ca.configure_trust(context)
-        context.set_alpn_protocols(["h2"])
-        with (
-            socket.create_connection((host, int(port))) as plain,
-            context.wrap_socket(plain, server_hostname="127.0.0.1") as stream,
-        ):
-            found = stream.getpeercert(binary_form=True)
-            assert found is not None
-            return found
-
-    first = issue()
-    with serve(models, "--tls-cert-file", str(certificate), "--tls-key", str(key)) as server:
-        context = ssl.create_default_context()
-        ca.configure_trust(context)
-        with httpx.Client(base_url=server.address, verify=context) as old:
-            assert old.get("/readyz").status_code == 200
-            assert get() == grpc_certificate() == first
-            second = issue()
-            wait_until(lambda: get() == grpc_certificate() == second, pause=0.2)
-            assert old.get("/readyz").status_code == 200
-        assert get() == second
+    first = ssl.PEM_cert_to_DER_cert(tls.certificate.read_text())
+    with (
+        serve(models, *tls.options) as server,
+        httpx.Client(base_url=server.address, verify=tls.context()) as old,
+    ):
+        assert old.get("/readyz").status_code == 200
+        assert shown() == {first}
+        issued = tls.write_certificate()
+        time.sleep(2)
+        assert shown() == {first}  # the certificate and the key are not of each other
+        second = tls.write_key(issued)
+        wait_until(lambda: shown() == {second}, pause=0.2)
+        assert old.get("/readyz").status_code == 200
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_client_ca_is_reloaded(models: Path, tmp_path: Path, version: ssl.TLSVersion) -> None:
     """The server accepts the new authority only, also for resumed sessions."""
-    ca, others = trustme.CA(), trustme.CA()
-    files = {name: tmp_path / f"{name}.pem" for name in ("certificate", "key", "signers", "draft")}
-    made = ca.issue_cert("127.0.0.1", "localhost")
-    made.cert_chain_pems[0].write_to_path(str(files["certificate"]))
-    made.private_key_pem.write_to_path(str(files["key"]))
-    ca.cert_pem.write_to_path(str(files["signers"]))
-    clients = {signer: signer.issue_cert("client.example") for signer in (ca, others)}
-    contexts = {}
-    for signer, client in clients.items():
-        contexts[signer] = ssl.create_default_context(cadata=ca.cert_pem.bytes().decode())
-        client.configure_cert(contexts[signer])
-        contexts[signer].maximum_version = version
+    tls, others, signers = TlsFiles(tmp_path), trustme.CA(), tmp_path / "signers.pem"
+    clients = {signer: signer.issue_cert("client.example") for signer in (tls.ca, others)}
+    contexts = {signer: tls.context(client) for signer, client in clients.items()}
+    for context in contexts.values():
+        context.maximum_version = version
 
     def let_in(signer: trustme.CA, session: ssl.SSLSession | None = None) -> ssl.SSLSession | None:
         """Return the session of an accepted client, or None."""
-        with dial(url, SECONDS) as plain:
+        with dial(server.address, SECONDS) as plain:
             try:
                 with contexts[signer].wrap_socket(plain, server_hostname="localhost", session=session) as stream:
-                    stream.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                    stream.sendall(http_request("/livez", headers={"Connection": "close"}, method="GET"))
                     return stream.session if stream.recv(100).startswith(b"HTTP/1.1 200") else None
             except (ssl.SSLError, ConnectionError):  # with TLS 1.3 a client learns of it when it reads
                 return None
 
     def let_in_over_grpc(signer: trustme.CA) -> bool:
         pems = clients[signer].private_key_pem.bytes(), clients[signer].cert_chain_pems[0].bytes()
-        credentials = grpc.ssl_channel_credentials(ca.cert_pem.bytes(), *pems)
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        with grpc.secure_channel(server.grpc, credentials, options) as channel:
+        credentials = grpc.ssl_channel_credentials(tls.ca.cert_pem.bytes(), *pems)
+        with grpc.secure_channel(server.grpc, credentials, [OWN_CONNECTION]) as channel:
             try:
                 stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
                 return bool(stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=SECONDS).ready)
@@ -254,28 +200,52 @@ def test_client_ca_is_reloaded(models: Path, tmp_path: Path, version: ssl.TLSVer
                 assert error.code() == grpc.StatusCode.UNAVAILABLE  # noqa: PT017
                 return False
 
-    def write(content: bytes) -> None:
-        files["draft"].write_bytes(content)
-        files["draft"].rename(files["signers"])
-        time.sleep(2)
+    def let_in_only(*accepted: trustme.CA) -> None:
+        for signer in clients:
+            assert (let_in(signer) is not None) == let_in_over_grpc(signer) == (signer in accepted)
 
-    tls = [
-        f"--tls-{option}={files[name]}"
-        for option, name in (("cert-file", "certificate"), ("key", "key"), ("client-ca", "signers"))
-    ]
-    with serve(models, *tls) as server:
-        url = httpx.URL(server.address)
-        session = let_in(ca)
-        assert session is not None
-        assert let_in(others) is None
-        assert let_in_over_grpc(ca)
-        assert not let_in_over_grpc(others)
+    def write(content: bytes) -> None:
+        draft = tmp_path / "draft.pem"
+        draft.write_bytes(content)
+        draft.rename(signers)
+
+    write(tls.ca.cert_pem.bytes())
+    with serve(models, *tls.options, "--tls-client-ca", str(signers)) as server:
+        session = let_in(tls.ca)
+        let_in_only(tls.ca)
         write(b"nothing that is a certificate")
-        assert let_in(ca)
-        assert let_in_over_grpc(ca)
+        time.sleep(2)
+        let_in_only(tls.ca)
         write(others.cert_pem.bytes())
-        assert let_in(others)
-        assert let_in_over_grpc(others)
-        assert let_in(ca) is None
-        assert let_in(ca, session) is None
-        assert not let_in_over_grpc(ca)
+        time.sleep(2)
+        let_in_only(others)
+        assert let_in(tls.ca, session) is None
+
+
+RUN = """
+import signal
+import sys
+from pathlib import Path
+from tests.support.shared import sharing
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
+with sharing() as (shared, _):
+    print(shared.server("one", Path(sys.argv[1])).pid, shared.folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_shared_server_ends_with_its_run(tiny_repository: Path, number: int) -> None:
+    command = [sys.executable, "-c", RUN, str(tiny_repository)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        pid, folder = run.stdout.readline().split()
+        assert alive(int(pid))
+        os.kill(run.pid, number)
+        run.wait(60)
+    wait_until(lambda: not alive(int(pid)))
+    assert Path(folder).exists() == (number == signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,5 +1,6 @@
-"""One request, one answer, bit for bit, whichever protocol, worker, address and company: 200 random requests, checked
-against the raw tables.
+"""One request, one answer, bit for bit, whichever protocol, worker, address and company.
+
+200 random requests are checked against the raw tables, and `position_rows` against RoBERTa in transformers.
 """
 
 from collections.abc import Iterator
@@ -9,8 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from numpy.typing import NDArray
+from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 
+from preblock.client.errors import RequestError
+from preblock.export.exporter import export
 from tests.support.decode_protocols import decode_frame, decode_json
 from tests.support.own_client import OWN
 from tests.support.protocols import (
@@ -19,6 +25,7 @@ from tests.support.protocols import (
     Clients,
     Fields,
     Protocol,
+    RequestRefused,
     connect,
     native_bytes,
     native_json,
@@ -101,36 +108,76 @@ def test_other_version_returns_other_vectors(tiny_clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
-def test_ragged_batch_matches_single_rows_bit_for_bit(model_clients: Clients, model: str) -> None:
+def test_batches_and_protocols_match_bitwise_for_large_models(model_clients: Clients, model: str) -> None:
     random = np.random.default_rng(3)
-    lengths = [1, 17, 64, 5, 33]
-    rows, offset = random_rows(random, lengths, 30000), random.integers(0, 400, 5).tolist()
-    alone = [
-        native_bytes(model_clients, model, {"input_ids": [row], "offset": o})
-        for row, o in zip(rows, offset, strict=True)
-    ]
-    assert (
-        native_bytes(model_clients, model, {"input_ids": rows, "offset": offset}).tobytes()
-        == np.concatenate(alone).tobytes()
-    )
-
-
-@pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
-def test_equal_length_batch_matches_single_rows_bit_for_bit(model_clients: Clients, model: str) -> None:
-    rows = random_rows(np.random.default_rng(4), [48] * 6, 30000)
-    alone = [native_bytes(model_clients, model, {"input_ids": [row], "offset": 9}) for row in rows]
-    assert (
-        native_bytes(model_clients, model, {"input_ids": rows, "offset": 9}).tobytes()
-        == np.concatenate(alone).tobytes()
-    )
-
-
-@pytest.mark.parametrize("model", ["minilm", "gpt2-small"])
-def test_protocols_match_bit_for_bit_for_large_models(model_clients: Clients, model: str) -> None:
-    fields: dict[str, Any] = {"input_ids": random_rows(np.random.default_rng(5), [7], 30000), "offset": 3}
+    for lengths in ([1, 17, 64, 5, 33], [48] * 6):
+        rows, offset = random_rows(random, lengths, 30000), random.integers(0, 400, len(lengths)).tolist()
+        whole = native_bytes(model_clients, model, {"input_ids": rows, "offset": offset})
+        alone = [
+            native_bytes(model_clients, model, {"input_ids": [row], "offset": begin})
+            for row, begin in zip(rows, offset, strict=True)
+        ]
+        assert whole.tobytes() == np.concatenate(alone).tobytes()
+    fields: dict[str, Any] = {"input_ids": random_rows(random, [7], 30000), "offset": 3}
     expected = native_json(model_clients, model, fields).tobytes()
-    assert {
-        protocol.__name__
-        for protocol in protocols_for(fields)
-        if protocol(model_clients, model, fields).tobytes() != expected
-    } == set()
+    for protocol in protocols_for(fields):
+        assert protocol(model_clients, model, fields).tobytes() == expected, protocol.__name__
+
+
+PADDED = [[0, 31, 5, 9, 2, 1, 1]]
+"""Two tokens of padding at the end."""
+POSITION_ROWS = [[2, 4, 3, 9, 6, 1, 1]]
+
+
+@pytest.fixture(scope="module")
+def roberta() -> Any:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.RobertaConfig(
+        vocab_size=40, max_position_embeddings=18, intermediate_size=8, initializer_range=0.5, **sizes
+    )
+    model: Any = transformers.RobertaModel(config, add_pooling_layer=False)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def row_clients(roberta: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+    source, root = tmp_path_factory.mktemp("roberta"), tmp_path_factory.mktemp("served")
+    roberta.save_pretrained(source)
+    export(str(source), "roberta", root)
+    with serve(root) as server, connect(server) as connected:
+        yield connected
+
+
+def test_rows_of_transformers_match_over_every_protocol(roberta: Any, row_clients: Clients) -> None:
+    embeddings: RobertaEmbeddings = roberta.embeddings
+    with torch.inference_mode():
+        expected = embeddings(torch.tensor(PADDED), position_ids=torch.tensor(POSITION_ROWS))[0].numpy()
+    described = row_clients.http.get("/models/roberta").json()
+    assert described["first_row"] == described["manifest"]["first_row"] == 2
+    fields = {"input_ids": PADDED, "position_rows": POSITION_ROWS}
+    same = native_json(row_clients, "roberta", {"input_ids": PADDED, "position_ids": [[0, 2, 1, 7, 4, 0, 0]]})
+    assert np.abs(same - expected).max() < 1e-5
+    for protocol in (*NATIVE, native_npy, *OWN, *TENSORS, decode_json):
+        assert protocol(row_clients, "roberta", fields).tobytes() == same.tobytes(), protocol.__name__
+    with row_clients.own.decode("roberta") as stream:
+        assert stream.step(PADDED, position_rows=POSITION_ROWS).tobytes() == same.tobytes()
+        assert stream.offset == [8]
+
+
+def test_bad_rows_are_refused(row_clients: Clients) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"position_ids": POSITION_ROWS}, "position_ids and position_rows exclude each other"),
+        ({"position_rows": [[2, 3, 4, 1, 5, 1, 1]]}, "position_rows[0][3]: got 1, expected 2 to 17"),
+        ({"position_rows": [[2, 3, 4, 18, 5, 1, 1]]}, "position_rows[0][3]: got 18, expected 2 to 17"),
+        ({"position_rows": [[2]]}, "position_rows[0]: got 1 values, expected 7 values"),
+        ({"attention_mask": [[1]]}, "attention_mask[0]: got 1 values, expected 7 values"),
+    ]
+    for fields, message in cases:
+        asked = {"input_ids": PADDED, "position_rows": POSITION_ROWS} | fields
+        for protocol in (native_json, decode_json):
+            with pytest.raises(RequestRefused) as refused:
+                protocol(row_clients, "roberta", asked)
+            assert (refused.value.status, message in refused.value.message) == (422, True), refused.value
+        with row_clients.own.decode("roberta") as stream, pytest.raises(RequestError, match=next(iter(fields))):
+            stream.step(asked.pop("input_ids"), **asked)

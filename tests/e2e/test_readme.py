@@ -10,8 +10,9 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -22,14 +23,16 @@ from safetensors.torch import save_file
 from preblock.service.core.auth import read_keys
 from preblock.service.core.settings import Settings
 from tests.families.tiny_models import save_whole
+from tests.support.environments import find_requirements
 from tests.support.paths import ROOT
 from tests.support.servers import Server, free_port
 from tests.support.static_models import save_plain
+from tools.pictures import IMAGES, record_first_minute
 
 PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
-OTHER_TESTS = ("docs/tutorial.md",)
-"""Its blocks need each other: see test_tutorial.py."""
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", *(page for page in PAGES if page not in OTHER_TESTS))
+TUTORIAL = ROOT / "docs/tutorial.md"
+"""Its blocks need each other, and have a test of their own."""
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", *(page for page in PAGES if page != "docs/tutorial.md"))
 BLOCKS = [
     (f"{name}-{index}", language, code)
     for name in DOCUMENTS
@@ -57,8 +60,8 @@ ELSEWHERE = {
     ".venv/bin/python -m pytest -n0": "a run of these tests",
     "make reliability": "takes hours; its tests run for seconds in tests/reliability",
     "python -m benchmarks": "measures, and takes minutes",
-    ".venv/bin/python examples/choose_positions.py": "tests/e2e/test_position_examples.py",
-    "# mine.py": "tests/e2e/test_position_examples.py",
+    ".venv/bin/python examples/choose_positions.py": "tests/e2e/test_examples.py",
+    "# mine.py": "tests/e2e/test_examples.py",
     "preblock inspect gemma": "tests/cli/test_artifacts.py, on an artifact with an embedding scale",
     "curl http://127.0.0.1:8000/models/mine": "deploy/smoke.sh exports this model",
     "preblock export trained": "test_documented_trained_module_is_exported below",
@@ -70,7 +73,7 @@ ELSEWHERE = {
     "kubectl": "tests/deploy/test_kubernetes.py checks the manifests; no cluster runs here",
     "cd deploy/ray": "make test-ray, in an environment of its own",
     "python3 -m venv /opt/preblock": "needs root and the network",
-    "# On a machine with a network": "downloads packages; tests/deploy/test_wheel.py installs a wheel",
+    "# On a machine with a network": "downloads packages; tests/deploy/test_distributions.py installs a wheel",
     "pip install pre-commit": "needs a checkout with the network",
 }
 """Begin of a block that this file does not run as it stands, and the test or the reason instead."""
@@ -107,25 +110,6 @@ def run(arguments: list[str], cwd: Path) -> str:
     return done.stdout
 
 
-def requirements_of(names: list[str]) -> set[str]:
-    """Return the names of packages, with their requirements and those of their extras, such as `preblock[cpu]`."""
-    found: set[str] = set()
-    pending = [Requirement(name) for name in names]
-    while pending:
-        asked = pending.pop()
-        name = canonicalize_name(asked.name)
-        for extra in asked.extras or {""}:
-            if f"{name}[{extra}]" in found:
-                continue
-            found |= {name, f"{name}[{extra}]"}
-            try:
-                needed = map(Requirement, requires(name) or ())
-            except PackageNotFoundError:  # for another system
-                continue
-            pending += [one for one in needed if one.marker is None or one.marker.evaluate({"extra": extra})]
-    return found
-
-
 def check_output(code: str, output: str) -> None:
     """Compare with the documented output, if any: `…` stands for anything, and floats agree to five digits.
 
@@ -151,8 +135,11 @@ def test_readme_imports_only_installed_packages() -> None:
     (further,) = re.findall(
         r"`pip install -c constraints\.txt -e '\.(\[torch\])'`", text
     )  # before the examples of modules
-    asked = shlex.split(command.partition("constraints.txt ")[2])
-    installed = requirements_of([f"preblock{made[0]}", f"preblock{further}", *asked])
+    installed = set()
+    for text in (f"preblock{made[0]}", f"preblock{further}", *shlex.split(command.partition("constraints.txt ")[2])):
+        asked = Requirement(text)
+        root = distribution(asked.name)
+        installed |= {canonicalize_name(one.name) for one in (root, *find_requirements(root, set(asked.extras)))}
     for name, language, code in BLOCKS:
         if name.startswith("README") and language == "python":
             modules = re.findall(r"^\s*(?:import|from) (\w+)", code, re.MULTILINE)
@@ -168,7 +155,7 @@ def test_code_blocks_use_only_tested_languages() -> None:
 
 
 def test_every_snippet_is_fenced() -> None:
-    for page in (*DOCUMENTS, *OTHER_TESTS):
+    for page in (*DOCUMENTS, "docs/tutorial.md"):
         text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         assert not re.search(r"\n\n    \S.*", text), page
 
@@ -331,3 +318,44 @@ def started(command: str, cwd: Path, log: Path) -> Iterator[list[str]]:
             yield printed
         finally:
             os.killpg(process.pid, 15)
+
+
+def test_tutorial_blocks_print_documented_output(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", TUTORIAL.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    languages = [language for language, _ in blocks]
+    assert languages == ["sh", *["python"] * 2, "sh", "sh", "python", "", "python", "", "python", ""]
+    install, module, export, inspect, start, embed, embedded, decode, decoded, mistake, refused = (
+        code for _, code in blocks
+    )
+    assert install.startswith("pip install")  # a test of the distributions installs them
+    (tmp_path / "my_module.py").write_text(module)
+    assert run(["python", "-c", export], tmp_path).strip().endswith("mine/1")
+    shown = run(["bash", "-c", inspect], tmp_path)
+    assert "999" in shown
+    assert "128" in shown
+    address = f"http://127.0.0.1:{free_port()}"
+    with started(f"{start.strip()} --port {address.rpartition(':')[2]}", tmp_path, tmp_path / "errors"):
+
+        def python(code: str) -> str:
+            return run(["python", "-W", "error", "-c", code.replace("http://127.0.0.1:8000", address)], tmp_path)
+
+        assert python(embed) == embedded
+        assert python(decode) == decoded
+        assert python(mistake) == refused
+
+
+MAX_RECORDING_BYTES = 60_000
+
+
+def read_lines(content: bytes) -> list[tuple[str, str]]:
+    """Return the class and text of each line, up to the first dot: processors round fractions differently."""
+    texts = ElementTree.fromstring(content).iter("{http://www.w3.org/2000/svg}text")
+    return [(text.attrib["class"], "".join(text.itertext()).partition(".")[0]) for text in texts]
+
+
+def test_stored_recording_shows_the_same_session() -> None:
+    file, content = record_first_minute()
+    assert len(content) <= MAX_RECORDING_BYTES
+    lines = read_lines(content)
+    assert lines == read_lines((IMAGES / file).read_bytes())
+    assert [text for kind, text in lines if kind == "command"][::3] == ["$ make serve", "$ preblock verify minilm"]

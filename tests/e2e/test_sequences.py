@@ -1,35 +1,110 @@
 """Sequences over HTTP and gRPC, by an unmodified tritonclient. Oracle: the native API with offsets."""
 
-import asyncio
 import json
 import queue
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import grpc
 import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc
-import tritonclient.grpc.aio
 import tritonclient.http
-from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from tests.clients.test_tritonclient import client_of, module
 from tests.clients.triton_client import TritonClient
-from tests.e2e.sequence_calls import STEPS, check, request, sequences_open, wait_for_sequences
-from tests.e2e.triton_stream import streaming
-from tests.support.processes import status_bytes
-from tests.support.protocols import Clients, RequestRefused, call_grpc, connect, native_bytes
-from tests.support.scrapes import wait_for_streams
+from tests.support.open_inference import OWN_CONNECTION, infer_message, open_stub
+from tests.support.protocols import Clients, call_grpc, connect, native_bytes
+from tests.support.scrapes import read_metrics
 from tests.support.servers import Server, serve
+from tests.support.waiting import wait_until
 
 __all__ = ["module"]
+
+INFER = {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}]}
+STEPS: list[tuple[list[list[int]], dict[str, Any], int | str]] = [
+    ([[1, 2]], {"sequence_start": True}, 0),
+    ([[3]], {}, 2),
+    ([[7]], {}, "input_ids[0][0]: got 7, expected 0 to 6"),
+    ([[4]], {"parameters": {"offset": 2}}, "offset[0]: got 2, expected 3, the offset of this row"),
+    ([[4], [4]], {}, "input_ids: got 2 rows, expected one row, as are running"),
+    ([[4, 5, 6, 1]], {}, "offset[0] + tokens: got 3 + 4 = 7, expected at most 6, the max_len of this model"),
+    ([[4, 5, 6]], {"parameters": {"offset": 3}}, 3),
+    ([[1]], {}, "offset[0] + tokens: got 6 + 1 = 7, expected at most 6, the max_len of this model"),
+    ([[1]], {"sequence_start": True, "parameters": {"offset": 4}}, 4),
+    ([[2]], {"sequence_end": True}, 5),
+    (
+        [[2]],
+        {},
+        "parameters.sequence_id ID does not run on gpt version 1; its first request has ",
+    ),
+]
+"""Ids, parameters of the sequence, and the offset of the row or the error."""
+
+
+def check(answers: list[bytes | str], id_: int | str, clients: Clients) -> None:
+    """Compare the vectors, or the error, of each of STEPS."""
+    for (ids, _, expected), found in zip(STEPS, answers, strict=True):
+        if isinstance(expected, str):
+            assert isinstance(found, str)
+            assert found.startswith(expected.replace("ID", repr(id_)))
+        else:
+            assert found == native_bytes(clients, "gpt", {"input_ids": ids, "offset": expected}).tobytes()
+
+
+def sequences_open(http: httpx.Client) -> float:
+    return read_metrics(http)["preblock_sequences_open",]
+
+
+def wait_for_sequences(http: httpx.Client, count: int) -> None:
+    wait_until(lambda: sequences_open(http) == count)
+
+
+def request(ids: Any, id_: int, **told: bool) -> Any:
+    """Return a request of a sequence, or of none with the id 0."""
+    message = infer_message(ids)
+    if id_:
+        message.parameters["sequence_id"].int64_param = id_
+    for name, value in told.items():
+        message.parameters[name].bool_param = value
+    return message
+
+
+class TritonStream:
+    """A stream of the synchronous client, with its answers."""
+
+    def __init__(self, server: Server) -> None:
+        self._answers: queue.Queue[Any] = queue.Queue()
+        self.client = tritonclient.grpc.InferenceServerClient(server.grpc)
+        self.client.start_stream(lambda result, error: self._answers.put((result, error)))
+
+    def send(self, ids: Any, id_: int | str, model: str = "gpt", **told: Any) -> None:
+        inputs = TritonClient(tritonclient.grpc, "").inputs(input_ids=ids)
+        self.client.async_stream_infer(model, inputs, sequence_id=id_, **told)
+
+    def recv(self) -> bytes | str:
+        result, error = self._answers.get(timeout=30)
+        return str(error.message()) if error else result.as_numpy("embeddings").tobytes()
+
+    def ask(self, *args: Any, **told: Any) -> bytes | str:
+        self.send(*args, **told)
+        return self.recv()
+
+
+@contextmanager
+def streaming(server: Server) -> Iterator[TritonStream]:
+    stream = TritonStream(server)
+    try:
+        yield stream
+    finally:
+        stream.client.stop_stream()
+        stream.client.close()
 
 
 @pytest.mark.parametrize("id_", [5, "a sequence"])
@@ -48,19 +123,14 @@ def test_separate_requests_continue_their_sequence(
 
 
 def test_json_request_continues_sequence_of_grpc_request(counted_clients: Clients) -> None:
-    def infer(http: httpx.Client, **told: Any) -> list[float]:
-        tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
-        body = {"inputs": [tensor], "parameters": {"sequence_id": 2**64 - 1, **told}}
-        answer = http.post("/v2/models/gpt/infer", json=body)
-        answer.raise_for_status()
-        return answer.json()["outputs"][0]["data"]  # type: ignore[no-any-return]
-
     message = request([[1, 2]], 0, sequence_start=True)
     message.parameters["sequence_id"].uint64_param = 2**64 - 1
     call_grpc(counted_clients, "ModelInfer", message)
-    found = np.array([infer(counted_clients.http), infer(counted_clients.http, sequence_end=True)], np.float32)
-    expected = native_bytes(counted_clients, "gpt", {"input_ids": [[1, 1]], "offset": 2})
-    assert found.tobytes() == expected.tobytes()
+    parameters = {"sequence_id": 2**64 - 1, "sequence_end": True}
+    answer = counted_clients.http.post("/v2/models/gpt/infer", json=INFER | {"parameters": parameters}).json()
+    expected = native_bytes(counted_clients, "gpt", {"input_ids": [[1]], "offset": 2})
+    assert np.array(answer["outputs"][0]["data"], np.float32).tobytes() == expected.tobytes()
+    assert "sequence_batching" not in counted_clients.http.get("/v2/models/gpt/config").json()
 
 
 @pytest.mark.parametrize("id_", [5, "a sequence"])
@@ -76,145 +146,22 @@ def test_grpc_streams_have_separate_sequences(counted_server: Server, counted_cl
     wait_for_sequences(counted_clients.http, 0)
 
 
-def test_aio_client_stream_continues_sequence(counted_server: Server, counted_clients: Clients) -> None:
-    asked = TritonClient(tritonclient.grpc.aio, "")
-
-    async def requests() -> Any:
-        for ids, told, _ in STEPS:
-            yield {"model_name": "gpt", "inputs": asked.inputs(input_ids=ids), "sequence_id": 5, **told}
-
-    async def run() -> list[bytes | str]:
-        async with tritonclient.grpc.aio.InferenceServerClient(counted_server.grpc) as streaming:
-            return [
-                str(error.message()) if error else result.as_numpy("embeddings").tobytes()
-                async for result, error in streaming.stream_infer(requests())
-            ]
-
-    check(asyncio.run(run()), 5, counted_clients)
-
-
-def test_sequence_ids_are_separate_per_version(counted_server: Server, counted_clients: Clients) -> None:
-    with streaming(counted_server) as stream:
-        versions = [{"model_version": "1"}, {"model_version": "2"}, {}]
-        for rows, told in enumerate(versions[:2], 1):
-            stream.ask([[1] * rows], 5, "bert", sequence_start=True, **told)
-        for offset, told in ((1, versions[0]), (2, versions[2]), (3, versions[1])):
-            version = told.get("model_version", "2")
-            expected = native_bytes(counted_clients, f"bert/versions/{version}", {"input_ids": [[3]], "offset": offset})
-            assert stream.ask([[3]], 5, "bert", **told) == expected.tobytes()
-
-
-def test_statistics_count_sequence_requests(counted_server: Server, counted_clients: Clients) -> None:
-    def counts() -> tuple[int, int, int]:
-        (model,) = counted_clients.http.get("/v2/models/gpt/stats").json()["model_stats"]
-        stats = model["inference_stats"]
-        return model["inference_count"], stats["success"]["count"], stats["fail"]["count"]
-
-    before = counts()
-    with streaming(counted_server) as stream:
-        stream.ask([[1], [2]], 5, sequence_start=True)
-        stream.ask([[1], [2]], 5)
-        stream.ask([[7], [2]], 5)
-    assert tuple(np.subtract(counts(), before)) == (4, 2, 1)
-
-
-def test_configuration_has_no_sequence_batching(counted_clients: Clients) -> None:
-    assert "sequence_batching" not in counted_clients.http.get("/v2/models/gpt/config").json()
-
-
 @pytest.mark.parametrize("leave", ["cancel", "disconnect"])
 def test_cancelled_or_closed_stream_releases_its_sequences(
     counted_clients: Clients, counted_server: Server, leave: str
 ) -> None:
     wait_for_sequences(counted_clients.http, 0)
-    channel = grpc.insecure_channel(counted_server.grpc, options=[("grpc.use_local_subchannel_pool", 1)])
     waiting: queue.Queue[Any] = queue.Queue()
     for id_ in (5, 6):
         waiting.put(request([[1]], id_, sequence_start=True))
-    method = channel.stream_stream(
-        "/inference.GRPCInferenceService/ModelStreamInfer",
-        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-    )
-    answers: Any = method(iter(waiting.get, None))
-    assert [next(answers).error_message for _ in range(2)] == ["", ""]
-    assert sequences_open(counted_clients.http) == 2
-    if leave == "cancel":
-        answers.cancel()
-    channel.close()
+    with open_stub(counted_server.grpc, OWN_CONNECTION) as stub:
+        answers = stub.ModelStreamInfer(iter(waiting.get, None))
+        assert [next(answers).error_message for _ in range(2)] == ["", ""]
+        assert sequences_open(counted_clients.http) == 2
+        if leave == "cancel":
+            answers.cancel()
     wait_for_sequences(counted_clients.http, 0)
     waiting.put(None)
-
-
-@pytest.fixture(scope="module")
-def strict(tiny_repository: Path) -> Iterator[tuple[Server, Clients]]:
-    """A server of short patience and little room."""
-    limits = {
-        "PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS": "1",
-        "PREBLOCK_SEQUENCE_IDLE_TIMEOUT_SECONDS": "1",
-        "PREBLOCK_MAX_SEQUENCE_ROWS": "3",
-    }
-    with serve(tiny_repository, "--max-stream-sequence-rows", "2", **limits) as server, connect(server) as clients:
-        yield server, clients
-
-
-def test_sequence_rows_over_limit_return_unavailable(strict: tuple[Server, Clients]) -> None:
-    server, clients = strict
-    with streaming(server) as stream:
-        for id_ in (1, 2):
-            assert isinstance(stream.ask([[1]], id_, sequence_start=True), bytes)
-        assert stream.ask([[1]], 3, sequence_start=True) == (
-            "input_ids: 1 rows beside 2 that run exceed the limit of 2 rows of sequences"
-        )
-        call_grpc(clients, "ModelInfer", request([[1]], 1, sequence_start=True))
-        with pytest.raises(RequestRefused) as refused:
-            call_grpc(clients, "ModelInfer", request([[1]], 2, sequence_start=True))
-        assert refused.value.status == "StatusCode.UNAVAILABLE"
-        tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
-        told = {"sequence_id": "x", "sequence_start": True}
-        answer = clients.http.post("/v2/models/gpt/infer", json={"inputs": [tensor], "parameters": told})
-        assert answer.status_code == 503
-        assert answer.json()["error"].startswith("input_ids: 1 rows beside 3 that run exceed the limit of 3 rows")
-    wait_for_sequences(clients.http, 0)
-
-
-def test_idle_sequences_are_removed(strict: tuple[Server, Clients]) -> None:
-    server, clients = strict
-    call_grpc(clients, "ModelInfer", request([[1]], 9, sequence_start=True))
-    with streaming(server) as stream:
-        stream.ask([[1]], 1, sequence_start=True)
-        for _ in range(5):
-            time.sleep(0.4)
-            assert isinstance(stream.ask([[2]], 2, sequence_start=True), bytes)  # the stream is not idle
-        assert sequences_open(clients.http) == 1
-        assert str(stream.ask([[1]], 1)).startswith("parameters.sequence_id 1 does not run on ")
-        with pytest.raises(RequestRefused, match=r"parameters\.sequence_id 9 does not run on gpt"):
-            call_grpc(clients, "ModelInfer", request([[1]], 9))
-        assert str(stream.recv()).startswith("the stream was closed because of an idle timeout")
-        with pytest.raises(InferenceServerException, match="no longer in valid state"):
-            stream.send([[1]], 1)
-    wait_for_streams(clients.http, 0)
-
-
-def test_unread_stream_is_throttled_and_its_sequences_end(model_repository: Path) -> None:
-    message = request([[1] * 1000], 5, sequence_start=True)
-    message.model_name = "gpt2-small"
-
-    def flood() -> Iterator[Any]:
-        for _ in range(100):  # each is answered with 3 MB
-            yield message.SerializeToString()
-        time.sleep(2)
-
-    with serve(model_repository, PREBLOCK_SEQUENCE_IDLE_TIMEOUT_SECONDS="1") as server, connect(server) as clients:
-        with grpc.insecure_channel(server.grpc, options=[("grpc.max_receive_message_length", -1)]) as channel:
-            before = status_bytes(server.pid, "VmRSS")
-            answers: Any = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(flood())
-            next(answers)
-            wait_for_sequences(clients.http, 1)
-            wait_for_sequences(clients.http, 0)
-            assert status_bytes(server.pid, "VmRSS") - before < 64 * 2**20
-            answers.cancel()
-        wait_for_streams(clients.http, 0)
 
 
 def test_shutdown_reports_offsets_of_sequences(tiny_repository: Path) -> None:
@@ -251,21 +198,3 @@ def test_sequence_without_stream_needs_single_worker(tiny_repository: Path) -> N
             for ids, told, _ in STEPS:
                 stream.send(ids, 5, **told)
             check([stream.recv() for _ in STEPS], 5, clients)
-
-
-def test_sequence_matches_stateless_requests_bit_for_bit(model_server: Server, model_clients: Clients) -> None:
-    ids = np.random.default_rng(6).integers(0, 30000, 40)
-    whole = native_bytes(model_clients, "gpt2-small", {"input_ids": [ids.tolist()]})
-    parts = np.split(ids, [1, 2, 9, 10, 30])
-    asked = TritonClient(tritonclient.grpc, model_server.grpc)
-    offsets = np.cumsum([0, *map(len, parts)])
-    stated = [
-        asked.infer("gpt2-small", asked.inputs(input_ids=[part], offset=[offset])).as_numpy("embeddings")
-        for part, offset in zip(parts, offsets, strict=False)
-    ]
-    with streaming(model_server) as stream:
-        for index, part in enumerate(parts):
-            stream.send([part], "x", "gpt2-small", sequence_start=not index, sequence_end=index == len(parts) - 1)
-        found = [stream.recv() for _ in parts]
-    assert b"".join(vectors.tobytes() for vectors in stated) == whole.tobytes()
-    assert b"".join(bytes(part) for part in found if isinstance(part, bytes)) == whole.tobytes()

@@ -1,37 +1,243 @@
-"""The file of settings, changed while a real server runs."""
+"""The file of settings, changed while a real server runs, and a visible effect of each setting."""
 
 import http.client
 import json
 import os
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import grpc
+import httpx
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import shared_memory
+from websockets import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.core.settings import RELOADABLE, Settings
-from tests.e2e.setting_effects import (
-    ONE,
-    SECONDS,
-    SEEN,
-    TOGETHER,
-    Served,
-    served,
-    stream,
-    too_many_rows,
-    too_many_tokens,
-)
 from tests.service.server.test_websocket import step
 from tests.support.artifacts import copy_artifact
+from tests.support.connections import dial, http_request
+from tests.support.open_inference import NO_LIMIT, infer_message, open_stub
+from tests.support.paths import PREBLOCK
 from tests.support.processes import workers as workers_of
+from tests.support.servers import free_port, read_banner
 from tests.support.waiting import wait_until
 
+SECONDS = 30.0
+ONE = {"input_ids": [[1]]}
+LARGE = {"input_ids": [[1] * 8] * 2000, "encoding": "float"}
+"""A request with an answer written by a thread."""
+
+
+class Served:
+    """A server, its file of settings, and its log."""
+
+    def __init__(self, address: str, calls: str, pid: int, file: Path, log: Path) -> None:
+        self.address, self.calls, self.pid, self._file, self._log = address, calls, pid, file, log
+
+    def set(self, text: str) -> None:
+        """Write the file anew, as a whole."""
+        draft = self._file.with_suffix(".new")
+        draft.write_text(text)
+        draft.rename(self._file)
+
+    def ask(self, body: dict[str, Any]) -> tuple[int, str]:
+        answer = httpx.post(f"{self.address}/models/gpt/embed", json=body, timeout=SECONDS)
+        return answer.status_code, answer.text
+
+    def refused(self, body: dict[str, Any], status: int, message: str) -> bool:
+        found = self.ask(body)
+        assert found[0] in (200, status)
+        return found[0] == status and message in found[1]
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+
+@contextmanager
+def served(models: Path, folder: Path, *options: str) -> Iterator[Served]:
+    file, log, port = folder / "preblock.toml", folder / "log", free_port()
+    file.write_text("")
+    ports = ["--port", "0", "--grpc-port", str(port)]
+    arguments = ["--repository", str(models), *ports, "--config-file", str(file), *options]
+    with (
+        log.open("w") as errors,
+        subprocess.Popen([PREBLOCK, "serve", *arguments], stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        try:
+            yield Served(read_banner(process)[1], f"127.0.0.1:{port}", process.pid, file, log)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS) == 0
+    assert "Traceback" not in log.read_text()
+
+
+def stream(server: Served) -> ClientConnection:
+    return connect_socket(f"{server.address.replace('http', 'ws', 1)}/models/gpt/decode")
+
+
+too_many_tokens = partial(
+    Served.refused, body={"input_ids": [[1, 2, 3]]}, status=413, message="at most 2 tokens in a request"
+)
+too_many_rows = partial(
+    Served.refused, body={"input_ids": [[1], [2]]}, status=413, message="at most 1 rows in a request"
+)
+
+
+def too_large(server: Served) -> bool:
+    """Ask for 9 MB of vectors in one message of gRPC."""
+    with open_stub(server.calls, NO_LIMIT) as stub:
+        try:
+            answer = stub.ModelInfer(infer_message(np.zeros((9000, 1)), "wide"), timeout=SECONDS)
+        except grpc.RpcError as error:
+            return "at most 8388608 in a buffered response" in str(error.details())
+    assert len(answer.raw_output_contents[0]) == 4 * 256 * 9000
+    return False
+
+
+def too_often(server: Served) -> bool:
+    return any(server.refused(ONE, 429, "at most 2 a second") for _ in range(4))
+
+
+def too_many_requests(server: Served) -> bool:
+    head = http_request("/models/gpt/embed", headers={"Transfer-Encoding": "chunked"})
+    with dial(server.address, SECONDS) as half:
+        half.sendall(head + b"1\r\n{\r\n")
+        time.sleep(0.1)
+        return server.refused(ONE, 503, "the limit of 1 requests at a time")
+
+
+def crowded(server: Served, message: str) -> bool:
+    """Return whether one of many concurrent answers, written by threads, has the message."""
+    with ThreadPoolExecutor(24) as pool:
+        url = f"{server.address}/models/gpt/embed"
+        return any(
+            message in text for text in pool.map(lambda _: httpx.post(url, json=LARGE, timeout=SECONDS).text, range(24))
+        )
+
+
+def too_many_streams(server: Served) -> bool:
+    with stream(server):
+        try:
+            with stream(server):
+                return False
+        except InvalidStatus as refused:
+            return refused.response.status_code == 503
+
+
+def comes_too_late(server: Served, begin: bytes) -> bool:
+    with dial(server.address, 1.5) as half:
+        half.sendall(begin)
+        with suppress(TimeoutError):
+            return b" 408 " in half.recv(100)
+    return False
+
+
+def ends(server: Served, reason: str) -> bool:
+    """Open a stream, and return whether it soon ends for this reason."""
+    with stream(server) as opened:
+        try:
+            opened.recv(1.5)
+        except TimeoutError:
+            return False
+        except ConnectionClosed as closed:
+            return closed.rcvd is not None and f'"{reason}"' in closed.rcvd.reason
+        return False
+
+
+def sequence(server: Served, rows: int = 1, pause: float | None = None) -> str:
+    """Begin a sequence in a stream of gRPC, and return the last error; after a pause, feed it once more."""
+
+    def requests() -> Iterator[service_pb2.ModelInferRequest]:
+        request = infer_message(np.zeros((rows, 1)))
+        request.parameters["sequence_id"].int64_param = 7
+        request.parameters["sequence_start"].bool_param = True
+        yield request
+        if pause is not None:
+            time.sleep(pause)
+            request.parameters["sequence_start"].bool_param = False
+            yield request
+
+    with open_stub(server.calls) as stub:
+        return str([*stub.ModelStreamInfer(requests(), timeout=SECONDS)][-1].error_message)
+
+
+def a_region_expires(server: Served) -> bool:
+    url = f"{server.address}/v2/systemsharedmemory"
+    region = shared_memory.create_shared_memory_region("idle", f"preblock-idle-{server.pid}", 64)
+    try:
+        body = {"key": region._shm_key, "byte_size": 64}
+        httpx.post(f"{url}/region/idle/register", json=body, timeout=SECONDS).raise_for_status()
+        time.sleep(2.5)
+        return not httpx.get(f"{url}/status", timeout=SECONDS).json()
+    finally:
+        httpx.post(f"{url}/unregister", timeout=SECONDS).raise_for_status()
+        shared_memory.destroy_shared_memory_region(region)
+
+
+def a_page_may_ask(server: Served) -> bool:
+    origin = {"Origin": "https://pages.example"}
+    answer = httpx.get(f"{server.address}/models", headers=origin, timeout=SECONDS)
+    return bool(answer.headers.get("Access-Control-Allow-Origin") == origin["Origin"])
+
+
+def logs(server: Served, text: str) -> bool:
+    server.ask(ONE)
+    return text in server.said()
+
+
+TOO_MANY_ROWS = "the limit of 1 rows of sequences"
+SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {
+    "max_request_tokens": ("2", too_many_tokens),
+    "max_request_rows": ("1", too_many_rows),
+    "max_buffered_response_bytes": ("8388608", too_large),
+    "max_concurrent_requests": ("1", too_many_requests),
+    "rate_limit_per_second": ("2", too_often),
+    "max_queue_size": ("1", partial(crowded, message="1 requests wait")),
+    "queue_timeout_seconds": ("0.0001", partial(crowded, message="more than 0.0001 s in the queue")),
+    "max_concurrent_streams": ("1", too_many_streams),
+    "header_timeout_seconds": ("1", partial(comes_too_late, begin=b"GET / HTTP/1.1\r\n")),
+    "body_timeout_seconds": ("1", partial(comes_too_late, begin=http_request("/models/gpt/embed", b"{}")[:-1])),
+    "stream_idle_timeout_seconds": ("1", partial(ends, reason="idle")),
+    "stream_max_lifetime_seconds": ("1", partial(ends, reason="time")),
+    "sequence_idle_timeout_seconds": ("1", lambda server: "does not run on" in sequence(server, pause=1.5)),
+    "shared_memory_idle_timeout_seconds": ("1", a_region_expires),
+    "max_sequence_rows": ("1", lambda server: TOO_MANY_ROWS in sequence(server, 2)),
+    "max_stream_sequence_rows": ("1", lambda server: TOO_MANY_ROWS in sequence(server, 2)),
+    "cors_origins": ('"https://pages.example"', a_page_may_ask),
+    "access_log_sample_rate": ("1.0", partial(logs, text="native gpt ok")),
+    "access_log_max_token_ids": ("1", partial(logs, text=" ms [[")),
+    "log_level": (
+        '"debug"',
+        partial(logs, text="INFO preblock.service.core.settings: settings reloaded: log_level = debug"),
+    ),
+}
+"""A value for each reloadable setting, and a function to see its effect."""
+TOGETHER = (
+    ("max_request_tokens", "max_request_rows", "max_stream_sequence_rows", "cors_origins"),
+    ("access_log_sample_rate", "access_log_max_token_ids"),
+    ("max_concurrent_requests", "max_sequence_rows", "max_concurrent_streams", "log_level"),
+    ("queue_timeout_seconds", "stream_max_lifetime_seconds", "shared_memory_idle_timeout_seconds"),
+    ("max_queue_size", "max_buffered_response_bytes", "stream_idle_timeout_seconds"),
+    ("header_timeout_seconds", "body_timeout_seconds", "sequence_idle_timeout_seconds"),
+    ("rate_limit_per_second",),
+)
+"""Settings with effects independent of each other."""
+
+
+REJECTED = "settings file rejected, keeping the previous settings"
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 
 
@@ -103,50 +309,24 @@ def test_lowered_row_limit_rejects_step_of_open_stream(reloading: Served) -> Non
         reloading.set("")
 
 
-def test_raised_rate_limit_ends_wait_of_caller(reloading: Served) -> None:
-    reloading.set("rate_limit_per_second = 0.001\n")
-    wait_until(lambda: reloading.refused(ONE, 429, "at most 0.001 a second"))
-    reloading.set("rate_limit_per_second = 1000\n")
-    wait_until(lambda: reloading.ask(ONE)[0] == 200)
-    reloading.set("")
-
-
 def test_invalid_settings_file_keeps_previous_settings(reloading: Served) -> None:
-    reloading.set("max_request_tokens = 2\n")
+    """A setting that needs a restart is named; an option states the port."""
+    reloading.set("port = 1\nmax_request_tokens = 2\nintra_op_threads = 3\nmax_body_bytes = 9\n")
     wait_until(lambda: too_many_tokens(reloading))
-    for number, (text, message) in enumerate(
-        [
-            ("max_request_tokens = 0\n", "max_request_tokens in "),
-            ("max_request_tokens = \n", "is not valid TOML"),
-            ("max_toknes = 2\n", "no setting max_toknes; did you mean max_request_tokens?"),
-            (f"x = {'[' * 10_000}", "is not valid TOML"),
-        ]
+    wait_until(lambda: " intra_op_threads, max_body_bytes changed in " in reloading.said())  # a thread writes the log
+    for text, message in (
+        ("max_request_tokens = 0\n", "max_request_tokens in "),
+        ("max_request_tokens = \n", "is not valid TOML"),
+        (f"x = {'[' * 10_000}", "is not valid TOML"),
+        ("max_toknes = 2\n", "no setting max_toknes; did you mean max_request_tokens?"),
     ):
+        before = reloading.said().count(REJECTED)
         reloading.set(text)
-        wait_until(
-            lambda: reloading.said().count("settings file rejected, keeping the previous settings") == number + 1  # noqa: B023
-        )
+        wait_until(lambda: reloading.said().count(REJECTED) == before + 1)  # noqa: B023 - it is called at once
         assert message in reloading.said().splitlines()[-1]
         assert too_many_tokens(reloading)
     reloading.set("")
     wait_until(lambda: not too_many_tokens(reloading))
-
-
-def test_changed_setting_without_reload_is_logged(reloading: Served) -> None:
-    reloading.set(
-        "port = 1\nmax_request_tokens = 2\nintra_op_threads = 3\nmax_body_bytes = 9\n"
-    )  # an option states the port
-    wait_until(lambda: too_many_tokens(reloading))
-    wait_until(lambda: " intra_op_threads, max_body_bytes changed in " in reloading.said())  # a thread writes the log
-    reloading.set("")
-    wait_until(lambda: not too_many_tokens(reloading))
-
-
-def test_option_overrides_reloaded_file(tiny_repository: Path, tmp_path: Path) -> None:
-    with served(tiny_repository, tmp_path, "--max-request-tokens", "3") as server:
-        server.set("max_request_tokens = 2\nmax_request_rows = 1\n")
-        wait_until(lambda: too_many_rows(server))
-        assert server.ask({"input_ids": [[1, 2, 3]]})[0] == 200
 
 
 def test_settings_reload_reaches_running_and_restarted_workers(tiny_repository: Path, tmp_path: Path) -> None:
@@ -162,7 +342,7 @@ def test_settings_reload_reaches_running_and_restarted_workers(tiny_repository: 
         assert statuses() == {413}
         server.set("max_request_tokens = 0\n")
         time.sleep(3)
-        assert server.said().count("settings file rejected, keeping the previous settings") == 1
+        assert server.said().count(REJECTED) == 1
         server.set("max_request_tokens = 2\n")
         for worker in workers_of(server.pid):
             before = set(workers_of(server.pid))

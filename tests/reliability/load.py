@@ -1,18 +1,19 @@
 """Load on a server with several processes, and its processes."""
 
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 import httpx
 
 from tests.reliability.wires import IDS
 from tests.support.processes import alive, workers
-from tests.support.servers import Server
+from tests.support.servers import OwnServer, Server, serve
 from tests.support.waiting import wait_until
 
 BYTES = {"Accept": "application/octet-stream"}
@@ -44,6 +45,14 @@ def ready(server: Server) -> bool:
     return len(workers(server.pid)) == listening(own) == 2 and answers(server)
 
 
+@contextmanager
+def serve_two(repository: Path, *options: str, **environment: str) -> Iterator[OwnServer]:
+    """Serve with two workers, and begin once both are ready."""
+    with serve(repository, "--workers", "2", *options, **environment) as server:
+        wait_for(partial(ready, server))
+        yield server
+
+
 def ended(processes: list[int]) -> bool:
     return not any(map(alive, processes))
 
@@ -70,11 +79,11 @@ def load(server: Server, expected: bytes, clients: int = 8, pause: float = 0) ->
 
     Each asks again at once, or after a pause in seconds, to leave processors to starting workers.
     """
-    seen, over = Load(), threading.Event()
+    seen, over = Load(), Event()
 
     def ask() -> None:
         with httpx.Client(base_url=server.address, timeout=60) as client:
-            while not over.is_set():
+            while not over.wait(pause):
                 try:
                     answer = client.post("/models/gpt/embed", json={"input_ids": [IDS], "offset": 2}, headers=BYTES)
                 except httpx.HTTPError:
@@ -85,14 +94,12 @@ def load(server: Server, expected: bytes, clients: int = 8, pause: float = 0) ->
                     seen.right += 1
                 else:
                     seen.wrong.append((answer.status_code, answer.content[:200]))
-                time.sleep(pause)
 
-    threads = [threading.Thread(target=ask) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(clients) as pool:
+        asking = [pool.submit(ask) for _ in range(clients)]
+        try:
+            yield seen
+        finally:
+            over.set()
+    for asked in asking:
+        asked.result()

@@ -5,24 +5,16 @@ import time
 from pathlib import Path
 
 import httpx
-import numpy as np
 import onnx
-import pytest
-import tritonclient.grpc as triton
 from onnx import TensorProto, helper
-from tritonclient.utils import InferenceServerException
 
 from tests.service.artifacts.broken_artifacts import edit, seal
 from tests.service.runtime.test_tokenizer import changed, split
 from tests.support.artifacts import copy_artifact
-from tests.support.servers import Server, serve
+from tests.support.servers import serve
 
 PRODUCTS = 60
 """Products of 4096 x 4096 matrices: minutes on one core, while onnxruntime opens the graph."""
-
-
-def open_files(server: Server) -> int:
-    return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
 
 
 def test_tokenizer_panic_is_an_error_on_every_api(tmp_path: Path) -> None:
@@ -30,17 +22,15 @@ def test_tokenizer_panic_is_an_error_on_every_api(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_bytes(changed(pre_tokenizer=split("(b+)+$")))
     seal(folder)
     text = "b" * 24 + "!"
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}
     calls: list[tuple[str, dict[str, object]]] = [
         ("/models/bert/embed", {"text": text}),
         ("/models/bert/embed", {"text": [text, "a " * 20_000]}),  # tokenized in a thread
         ("/v1/embeddings", {"model": "bert", "input": text, "pooling": "mean"}),
-        ("/v2/models/bert/infer", {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}]}),
+        ("/v2/models/bert/infer", {"inputs": [tensor]}),
     ]
-    call = triton.InferInput("text", [1], "BYTES")
-    call.set_data_from_numpy(np.array([text.encode()], np.object_))
     with serve(tmp_path / "models") as server, httpx.Client(base_url=server.address, timeout=30) as client:
         ids = client.post("/models/bert/embed", json={"input_ids": [[1]]})
-        before = open_files(server)
         for path, body in calls:
             for _ in range(3):  # the second one is prepared, if the first allows it
                 answer = client.post(path, json=body)
@@ -48,12 +38,6 @@ def test_tokenizer_panic_is_an_error_on_every_api(tmp_path: Path) -> None:
                 assert "the tokenizer of the model fails on this" in answer.text
                 assert answer.headers["X-Request-Id"]
         assert client.post("/models/bert/embed", json={"input_ids": [[1]]}).content == ids.content
-        assert open_files(server) <= before + 1
-        with (
-            triton.InferenceServerClient(server.grpc) as caller,
-            pytest.raises(InferenceServerException, match="the tokenizer of the model fails on this text"),
-        ):
-            caller.infer("bert", [call])
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(10) == 0

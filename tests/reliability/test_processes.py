@@ -1,10 +1,10 @@
-"""Killed processes, full disks, a lack of descriptors, broken folders, jumps of the clock."""
+"""Killed processes, full disks, a lack of descriptors or memory, broken folders, and jumps of the clock."""
 
 import json
 import os
+import resource
 import shutil
 import signal
-import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,24 +14,28 @@ from pathlib import Path
 
 import httpx
 import pytest
-import trustme
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.artifacts.names import DATA, MANIFEST
+from preblock.service.observability.process_metrics import RESERVED_BYTES
 from preblock.service.server.supervisor import OUTAGE_SECONDS
-from tests.reliability.load import BYTES, answers, ended, load, ready, replaced, wait_for
-from tests.reliability.wires import still_right
-from tests.support.connections import dial
+from tests.reliability.load import BYTES, answers, descriptors, ended, load, ready, replaced, serve_two, wait_for
+from tests.reliability.wires import connection, request, still_right
+from tests.support.artifacts import copy_artifact
 from tests.support.paths import PREBLOCK
 from tests.support.processes import children, fork_servers, workers
+from tests.support.scrapes import samples_of
 from tests.support.servers import Server, free_port, read_banner, serve
+from tests.support.tls import TlsFiles
+
+EMBED = "/models/gpt/embed"
+HEALTH = ("/livez", "/v2/health/live", "/health", "/ping", "/v2/health/ready")
 
 
 def test_killed_worker_loses_only_its_requests_and_is_replaced(
     tiny_repository: Path, good_answer: bytes, long: bool
 ) -> None:
-    with serve(tiny_repository, "--workers", "2") as server:
-        wait_for(partial(ready, server))
+    with serve_two(tiny_repository) as server:
         clients = 8
         with load(server, good_answer, clients) as seen:
             for _ in range(20 if long else 1):
@@ -46,9 +50,8 @@ def test_killed_worker_loses_only_its_requests_and_is_replaced(
         assert not seen.wrong
 
 
-def test_worker_that_does_not_run_delays_neither_replacement_nor_end(tiny_repository: Path) -> None:
-    with serve(tiny_repository, "--workers", "2", "--shutdown-timeout-seconds", "1") as server:
-        wait_for(partial(ready, server))
+def test_stopped_worker_delays_neither_replacement_nor_end(tiny_repository: Path) -> None:
+    with serve_two(tiny_repository, "--shutdown-timeout-seconds", "1") as server:
         stopped, killed = workers(server.pid)
         os.kill(stopped, signal.SIGSTOP)
         time.sleep(1)  # it has been checked, and does not answer
@@ -62,15 +65,13 @@ def test_worker_that_does_not_run_delays_neither_replacement_nor_end(tiny_reposi
 
 
 def test_workers_end_with_the_longest_shutdown_timeout(tiny_repository: Path) -> None:
-    with serve(tiny_repository, "--workers", "2", "--shutdown-timeout-seconds", "1000000000") as server:
-        wait_for(partial(ready, server))
+    with serve_two(tiny_repository, "--shutdown-timeout-seconds", "1000000000") as server:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
 
 
 def test_worker_is_replaced_after_its_fork_server_is_killed(tiny_repository: Path, good_answer: bytes) -> None:
-    with serve(tiny_repository, "--workers", "2") as server:
-        wait_for(partial(ready, server))
+    with serve_two(tiny_repository) as server:
         before, (first,) = workers(server.pid), fork_servers(server.pid)
         os.kill(first, signal.SIGSTOP)
         os.kill(before[0], signal.SIGKILL)
@@ -118,8 +119,7 @@ def test_killed_service_frees_its_port(
 
 def test_killed_fork_server_is_replaced_with_its_workers(tiny_repository: Path, good_answer: bytes) -> None:
     """Nobody can report their ends any more, so all are replaced, after their requests in flight."""
-    with serve(tiny_repository, "--workers", "2") as server:
-        wait_for(partial(ready, server))
+    with serve_two(tiny_repository) as server:
         before, (first,) = workers(server.pid), fork_servers(server.pid)
         clients = 8
         with load(server, good_answer, clients, 0.02) as seen:
@@ -168,31 +168,9 @@ def test_removed_or_replaced_folder_does_not_change_responses(weighty_repository
             assert rows == positions  # only now read for the first time
 
 
-def test_model_file_changed_in_place_becomes_unavailable(weighty_repository: Path, tmp_path: Path) -> None:
-    root = shutil.copytree(weighty_repository, tmp_path / "root")
-    shutil.copytree(root / "gpt", root / "other")
-    content = (root / "gpt/1" / DATA).read_bytes()
-    with (
-        serve(root, "--model-control", "poll", "--model-poll-interval-seconds", "0.1") as server,
-        httpx.Client(base_url=server.address, timeout=60) as client,
-    ):
-        before = client.post("/models/gpt/embed", json={"input_ids": [1]}).raise_for_status().json()
-        with (root / "gpt/1" / DATA).open("r+b") as file:
-            file.write(bytes(len(content)))
-        wait_for(lambda: client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 404)
-        assert client.post("/models/other/embed", json={"input_ids": [1]}).status_code == 200
-        index = {model["name"]: model for model in client.post("/v2/repository/index").json()}
-        assert (index["gpt"]["state"], index["other"]["state"]) == ("UNAVAILABLE", "READY")
-        assert DATA in index["gpt"]["reason"]
-        (root / "gpt/1" / DATA).write_bytes(content)
-        wait_for(lambda: client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 200)
-        assert client.post("/models/gpt/embed", json={"input_ids": [1]}).json() == before
-
-
 def test_failed_worker_start_is_retried(tiny_repository: Path, tmp_path: Path, good_answer: bytes) -> None:
     root = shutil.copytree(tiny_repository, tmp_path / "root")
-    with serve(root, "--workers", "2") as server:
-        wait_for(partial(ready, server))
+    with serve_two(root) as server:
         first, second = workers(server.pid)
         (root / "bert").rename(tmp_path / "away")
         (root / "gpt").rename(tmp_path / "gpt")
@@ -224,22 +202,22 @@ def test_parent_answers_health_checks_without_workers(weighty_repository: Path, 
             _, address = read_banner(process)
             wait_for(lambda: len(workers(process.pid)) == 2)
 
-            def status(path: str) -> int:
+            def ask(path: str, timeout: float = 2) -> httpx.Response:
+                method = "POST" if path == EMBED else "GET"
                 with suppress(httpx.TransportError):
-                    return httpx.get(f"{address}{path}", timeout=2).status_code
-                return 0
+                    return httpx.request(method, address + path, json={"input_ids": [1]}, timeout=timeout)
+                return httpx.Response(0)
 
-            assert status("/readyz") == 200
+            assert ask("/readyz").status_code == 200
             os.truncate(data, 0)
             began = time.monotonic()
-            while status("/readyz") != 503:
-                with suppress(httpx.TransportError):
-                    httpx.post(f"{address}/models/gpt/embed", json={"input_ids": [1]}, timeout=1)
+            while ask("/readyz").status_code != 503:
+                ask(EMBED, 1)
                 assert time.monotonic() - began < 60
             while time.monotonic() - began < 20:
-                assert status("/livez") == status("/v2/health/live") == 200
-                assert status("/health") == status("/ping") == status("/v2/health/ready") == 503
-                answer = httpx.post(f"{address}/models/gpt/embed", json={"input_ids": [1]}, timeout=2)
+                statuses = [ask(path).status_code for path in HEALTH]
+                assert statuses == [200, 200, 503, 503, 503]
+                answer = ask(EMBED)
                 assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
                 assert answer.json()["request_id"] == answer.headers["X-Request-Id"]
                 time.sleep(0.5)
@@ -249,13 +227,8 @@ def test_parent_answers_health_checks_without_workers(weighty_repository: Path, 
             data.write_bytes(content)
             wait_for(lambda: len(workers(process.pid)) == 2)
 
-            def embed() -> int:
-                with suppress(httpx.TransportError):
-                    return httpx.post(f"{address}/models/gpt/embed", json={"input_ids": [1]}, timeout=30).status_code
-                return 0
-
             # The server of the outage accepts connections for a moment longer, and then resets them.
-            wait_for(lambda: all(embed() == 200 for _ in range(10)))
+            wait_for(lambda: all(ask(EMBED, 30).status_code == 200 for _ in range(10)))
         finally:
             process.terminate()
         assert process.wait(60) == 0
@@ -263,15 +236,8 @@ def test_parent_answers_health_checks_without_workers(weighty_repository: Path, 
 
 def test_outage_server_keeps_the_rules_of_workers(tiny_repository: Path, tmp_path: Path) -> None:
     """The rules are allowed hosts and current TLS files, in each outage; and SIGTERM ends it at once."""
-    root, away, authority = shutil.copytree(tiny_repository, tmp_path / "root"), tmp_path / "away", trustme.CA()
-    certificate, key, context = tmp_path / "certificate.pem", tmp_path / "key.pem", ssl.create_default_context()
-    authority.configure_trust(context)
-
-    def issue() -> bytes:
-        issued = authority.issue_cert("127.0.0.1")
-        issued.private_key_pem.write_to_path(str(key))
-        issued.cert_chain_pems[0].write_to_path(str(certificate))
-        return ssl.PEM_cert_to_DER_cert(issued.cert_chain_pems[0].bytes().decode())
+    root, away, tls = shutil.copytree(tiny_repository, tmp_path / "root"), tmp_path / "away", TlsFiles(tmp_path)
+    context = tls.context()
 
     def status(path: str, host: str = "localhost") -> int:
         with suppress(httpx.TransportError):
@@ -279,37 +245,31 @@ def test_outage_server_keeps_the_rules_of_workers(tiny_repository: Path, tmp_pat
         return 0
 
     def shown() -> bytes | None:
-        with (
-            suppress(OSError),
-            dial(server.address, 5) as plain,
-            context.wrap_socket(plain, server_hostname="127.0.0.1") as stream,
-        ):
-            return stream.getpeercert(binary_form=True)
+        with suppress(OSError):
+            return tls.shown(server.address)
         return None
 
     def begin_outage() -> None:
-        shutil.move(root / "gpt", away)
-        shutil.move(root / "bert", away)
+        root.rename(away)
+        root.mkdir()
         for pid in workers(server.process.pid):
             os.kill(pid, signal.SIGKILL)
 
-    away.mkdir()
-    issue()
-    with serve(root, "--workers", "2", "--tls-cert-file", str(certificate), "--tls-key", str(key)) as server:
+    with serve(root, "--workers", "2", *tls.options) as server:
         begin_outage()
         wait_for(lambda: status("/readyz") == 503)
         assert [status(path, "evil.example") for path in ("/livez", "/models")] == [421, 421]
-        second = issue()
+        second = tls.write_key(tls.write_certificate())
         wait_for(lambda: shown() == second)
-        for name in ("gpt", "bert"):
-            shutil.move(away / name, root)
+        root.rmdir()
+        away.rename(root)
         wait_for(lambda: status("/readyz") == 200)
-        certificate.write_text("no certificate")
+        tls.certificate.write_text("no certificate")
         begin_outage()
         time.sleep(OUTAGE_SECONDS + 1)  # the parent could not serve
-        third = issue()
+        third = tls.write_key(tls.write_certificate())
         wait_for(lambda: shown() == third)
-        with dial(server.address) as late, context.wrap_socket(late, server_hostname="127.0.0.1") as stream:
+        with tls.connect(server.address) as stream:
             stream.sendall(b"GET /livez HTTP/1.1\r\n")
             began = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
@@ -323,8 +283,7 @@ def test_replaced_workers_serve_the_same_versions(
 ) -> None:
     root, later = shutil.copytree(tiny_repository, tmp_path / "root"), tmp_path / "2"
     (root / "bert/2").rename(later)
-    with serve(root, "--workers", "2", "--model-control", *options) as server:
-        wait_for(partial(ready, server))
+    with serve_two(root, "--model-control", *options) as server:
         unloaded = httpx.post(f"{server.address}/v2/repository/models/gpt/unload", timeout=60).status_code == 200
         later.rename(root / "bert/2")
         before, answered = workers(server.pid), set()
@@ -373,3 +332,212 @@ def test_clock_jumps_do_not_affect_responses(tiny_repository: Path, tmp_path: Pa
         assert years[1] - years[0] in (9, 10)
         assert years[0] - years[2] in (9, 10)
         assert years[3] == years[0]
+
+
+EXPLICIT = "--model-control", "explicit", "--load-model", "*"
+
+
+def crowd(server: Server, count: int, sent: bytes, stack: ExitStack) -> None:
+    """Open connections until the end of the stack, and send the same on each."""
+    for _ in range(count):
+        stream = stack.enter_context(connection(server))
+        with suppress(ConnectionError):
+            stream.sendall(sent)
+
+
+def all_serve(server: Server, model: str) -> bool:
+    """Return whether both workers answer for a model."""
+    path = f"{server.address}/models/{model}/embed"
+    return all(httpx.post(path, json={"input_ids": [1]}).status_code == 200 for _ in range(16))
+
+
+@contextmanager
+def short_of_memory(pid: int) -> Iterator[None]:
+    """Leave a process 64 MiB, less than the table of `gpt2-small`."""
+    used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    with limited(pid, resource.RLIMIT_AS, used + 2**26):
+        yield
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 8 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True, check=False)
+    if mount.returncode:
+        pytest.skip("this user mounts nothing")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def fill(disk: Path) -> Path:
+    file = disk / "filling"
+    with suppress(OSError), file.open("wb", buffering=0) as stream:
+        while True:
+            stream.write(bytes(4096))
+    return file
+
+
+def test_full_disk_does_not_affect_clients(tiny_repository: Path, good_answer: bytes, small_disk: Path) -> None:
+    """A page of a mapped file without room on the disk would end its process."""
+    folders = {"TMPDIR": str(small_disk), "PREBLOCK_CACHE_DIR": str(small_disk / "cache")}
+    with serve_two(tiny_repository, *EXPLICIT, **folders) as server:
+        before = workers(server.pid)
+        filling = fill(small_disk)
+        with load(server, good_answer, 4, 0.02) as seen, httpx.Client(base_url=server.address, timeout=60) as client:
+            for rows in range(1, 64):  # each number of rows has counters of its own
+                assert client.post("/models/bert/embed", json={"input_ids": [[1]] * rows}).status_code == 200
+                assert client.post("/models/bert/embed", json={"input_ids": [[11]] * rows}).status_code == 422
+            assert client.get("/metrics").status_code == 200
+            refused = client.post("/v2/repository/models/bert/unload")
+            assert (refused.status_code, refused.json()["error"].partition(":")[0]) == (
+                503,
+                "the change of 'bert' could not be written for the workers",
+            )
+            filling.unlink()
+            assert client.post("/v2/repository/models/bert/unload").status_code == 200
+            assert client.post("/models/bert/embed", json={"input_ids": [1]}).status_code == 404
+        assert not seen.wrong
+        assert not seen.broken
+        assert workers(server.pid) == before
+
+
+def test_metric_file_space_is_reserved_at_start(tiny_repository: Path, tmp_path: Path) -> None:
+    with serve_two(tiny_repository, TMPDIR=str(tmp_path)) as server:
+        (folder,) = tmp_path.glob("preblock-*/metrics")
+        wait_for(lambda: len(list(folder.glob("*.db"))) == 2 * len(RESERVED_BYTES))
+        for file in folder.glob("*.db"):
+            kind, _, pid = file.stem.rpartition("_")
+            assert int(pid) in workers(server.pid)
+            assert file.stat().st_blocks * 512 >= RESERVED_BYTES[kind]
+
+
+def test_server_recovers_from_lack_of_descriptors(tiny_repository: Path, tmp_path: Path, good_answer: bytes) -> None:
+    root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
+    (root / "bert/2").rename(later)
+    with (
+        serve(root, "--model-control", "poll", "--model-poll-interval-seconds", "0.1") as server,
+        httpx.Client(base_url=server.address, timeout=60) as client,
+    ):
+        still_right(client, good_answer)
+        with limited(server.pid, resource.RLIMIT_NOFILE, len(descriptors(server.pid)) + 10):
+            with ExitStack() as stack:
+                crowd(server, 60, b"GET /livez HTTP/1.1\r\n", stack)
+                time.sleep(1)
+                still_right(client, good_answer)  # old connections
+                later.rename(root / "bert/2")
+                time.sleep(0.5)
+            wait_for(partial(answers, server))  # new connections
+            still_right(client, good_answer)
+        wait_for(lambda: client.post("/models/bert/embed", json={"input_ids": [1]}).json().get("version") == 2)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", request()[:40], request()[:-5], request("/v2/repository/index", b"{}")[:-1], request()],
+    ids=["silent", "head", "tensors", "application", "idle"],
+)
+def test_waiting_clients_leave_descriptors_to_others(tiny_repository: Path, good_answer: bytes, sent: bytes) -> None:
+    with serve(tiny_repository) as server, ExitStack() as stack:
+        stack.enter_context(limited(server.pid, resource.RLIMIT_NOFILE, 64))
+        crowd(server, 100, sent, stack)
+        for _ in range(5):
+            with httpx.Client(base_url=server.address, timeout=10) as client:
+                still_right(client, good_answer)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00"], ids=["silent", "half"])
+def test_handshakes_leave_descriptors_to_others(
+    tiny_repository: Path, tmp_path: Path, good_answer: bytes, sent: bytes
+) -> None:
+    """Each unfinished handshake holds a descriptor for up to `header_timeout_seconds`."""
+    tls = TlsFiles(tmp_path)
+    context = tls.context()
+    with serve(tiny_repository, *tls.options) as server, ExitStack() as stack:
+        stack.enter_context(limited(server.pid, resource.RLIMIT_NOFILE, 64))
+        idle = stack.enter_context(httpx.Client(base_url=server.address, timeout=10, verify=context))
+        still_right(idle, good_answer)
+        crowd(server, 100, sent, stack)
+        still_right(idle, good_answer)
+        for _ in range(5):
+            with httpx.Client(base_url=server.address, timeout=10, verify=context) as client:
+                still_right(client, good_answer)
+
+
+@contextmanager
+def limited(pid: int, kind: int, most: int) -> Iterator[None]:
+    """Set a limit of a process in the block."""
+    limits = resource.prlimit(pid, kind)
+    resource.prlimit(pid, kind, (most, limits[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, kind, limits)
+
+
+def test_workers_without_descriptors_load_a_model_later(tiny_repository: Path, good_answer: bytes) -> None:
+    with (
+        serve_two(tiny_repository, *EXPLICIT) as server,
+        httpx.Client(base_url=server.address, timeout=120) as client,
+    ):
+        assert client.post("/v2/repository/models/bert/unload").status_code == 200
+        with ExitStack() as stack:
+            for pid in workers(server.pid):
+                used = max(int(descriptor.name) for descriptor in descriptors(pid)) + 1
+                stack.enter_context(limited(pid, resource.RLIMIT_NOFILE, used))
+            refused = client.post("/v2/repository/models/bert/load")
+            assert refused.status_code == 503
+            # A worker without any free descriptor cannot even say that it lacks some.
+            reasons = ("too many open files; try again later", "workers have not applied the change of 'bert' yet")
+            assert refused.json()["error"].endswith(reasons)
+            still_right(client, good_answer)
+        wait_for(partial(all_serve, server, "bert"))  # by both workers, without another request to load it
+
+
+def test_version_without_memory_is_opened_later(tiny_repository: Path, model_repository: Path, tmp_path: Path) -> None:
+    root, path = shutil.copytree(tiny_repository, tmp_path / "repository"), "/models/gpt2-small/embed"
+    later = shutil.copytree(model_repository / "gpt2-small", tmp_path / "gpt2-small")
+    with (
+        serve(root, "--model-control", "poll", "--model-poll-interval-seconds", "0.1") as server,
+        httpx.Client(base_url=server.address, timeout=60) as client,
+    ):
+        assert client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 200
+        with short_of_memory(server.pid):
+            later.rename(root / "gpt2-small")
+            copy_artifact("gpt-again", root, "gpt")
+
+            def reason() -> str:
+                (found,) = (one for one in client.post("/v2/repository/index").json() if one["name"] == "gpt2-small")
+                return str(found.get("reason", ""))
+
+            wait_for(lambda: client.post("/models/gpt/embed", json={"input_ids": [1]}).json()["version"] == 2)
+            wait_for(lambda: "cannot be" in reason())
+            assert client.post(path, json={"input_ids": [1]}).status_code == 404
+        wait_for(lambda: client.post(path, json={"input_ids": [1]}).status_code == 200)
+
+
+def test_metrics_without_descriptors_are_correct_or_503(tiny_repository: Path, good_answer: bytes) -> None:
+    """For some of them files are read."""
+    with serve(tiny_repository) as server, ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=server.address, timeout=60)) for _ in range(8)]
+        for client in clients:
+            still_right(client, good_answer)
+        pid = server.pid
+
+        def told() -> bool:
+            """Return whether all is told, and is true; else it is unavailable."""
+            answer = clients[0].get("/metrics")
+            if answer.status_code == 503:
+                assert answer.headers["Retry-After"] == "1"
+                return False
+            found = samples_of(answer.text)
+            assert found["preblock_requests_total", "gpt", "ok", "native"] == len(clients)
+            assert found["preblock_resident_memory_bytes", "anonymous"] > 2**20
+            return True
+
+        assert told()
+        most = max(int(descriptor.name) for descriptor in descriptors(pid)) + 1
+        with limited(pid, resource.RLIMIT_NOFILE, most):
+            wait_for(lambda: not told())
+        wait_for(told)

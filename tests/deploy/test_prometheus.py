@@ -1,10 +1,13 @@
 """The queries of the dashboard and of the alerts, compared with the metrics of a running server.
 
-promql_parser reads the queries, prometheus-client the metrics. `make smoke` queries a real Prometheus.
+promql_parser reads the queries, prometheus-client the metrics, and promtool all files, where it is installed.
+`make smoke` queries a real Prometheus.
 """
 
 import json
 import re
+import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from websockets.sync.client import connect
 from preblock.service.core import errors
 from preblock.service.observability.totals import STAGES
 from tests.support.paths import ROOT
-from tests.support.servers import serve
+from tests.support.servers import Server, serve
 
 DEPLOY = ROOT / "deploy"
 RULES: list[dict[str, Any]] = yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())["groups"][0]["rules"]
@@ -66,54 +69,47 @@ def exposed(tiny_repository: Path) -> dict[str, set[str]]:
     return found
 
 
-def parts(query: str) -> list[Expr]:
-    """Return every part of a query."""
+def parts(query: str | Expr) -> list[Expr]:
+    """Return every part of a query, or of a part of one."""
     found: list[Expr] = []
-    promql_parser.walk(promql_parser.parse(query), found.append)
+    promql_parser.walk(promql_parser.parse(query) if isinstance(query, str) else query, found.append)
     return found
 
 
 def selectors(query: str | Expr) -> list[VectorSelector]:
     """Return the series of a query, or of a part of one."""
-    found: list[Expr] = []
-    promql_parser.walk(promql_parser.parse(query) if isinstance(query, str) else query, found.append)
+    found = parts(query)
     inner = [part.vector_selector for part in found if isinstance(part, MatrixSelector)]
     return [part for part in found if isinstance(part, VectorSelector)] + inner
 
 
-@pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
-def test_queries_read_exposed_metrics(query: str, exposed: dict[str, set[str]]) -> None:
+def check(query: str, exposed: dict[str, set[str]]) -> None:
+    """Check that a query reads metrics and labels of the server, and takes the rate of counters only."""
     read = selectors(query)
     assert read
     for selector in read:
-        assert selector.name is not None
         assert selector.name in exposed
         for matcher in selector.matchers.matchers:
-            assert matcher.name in exposed[selector.name]
+            assert matcher.name in exposed[str(selector.name)]
             assert set(matcher.value.split("|")) <= KNOWN[matcher.name]
     for part in parts(query):
         if isinstance(part, AggregateExpr) and part.modifier is not None:
             for selector in selectors(part.expr):
                 assert set(part.modifier.labels) <= exposed[str(selector.name)]
+    rates = [part for part in parts(query) if isinstance(part, Call) and part.func.name == "rate"]
+    rated = {selector.name for call in rates for argument in call.args for selector in selectors(argument)}
+    assert rated == {selector.name for selector in read if str(selector.name).endswith(("_total", "_bucket"))}
 
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
-def test_queries_apply_rate_to_counters_only(query: str) -> None:
-    rated = {
-        selector.name
-        for part in parts(query)
-        if isinstance(part, Call) and part.func.name == "rate"
-        for argument in part.args
-        for selector in selectors(argument)
-    }
-    read = {selector.name for selector in selectors(query)}
-    assert rated == {name for name in read if str(name).endswith(("_total", "_bucket"))}
+def test_query_reads_exposed_metrics(query: str, exposed: dict[str, set[str]]) -> None:
+    check(query, exposed)
 
 
 def test_query_of_missing_metric_is_detected(exposed: dict[str, set[str]]) -> None:
     for query in ("preblock_request_total", 'preblock_requests_total{outcome="failed"}', "sum by (modle) (up)"):
         with pytest.raises(AssertionError):
-            test_queries_read_exposed_metrics(query, exposed)
+            check(query, exposed)
 
 
 def test_every_alert_has_firing_test_case() -> None:
@@ -134,15 +130,9 @@ def test_every_alert_links_to_its_runbook_section() -> None:
         assert anchor in anchors
 
 
-def test_dashboard_has_variables_and_panel_descriptions() -> None:
-    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
-    assert {name: variable["type"] for name, variable in variables.items()} == {
-        "datasource": "datasource",
-        "instance": "query",
-    }
-    assert variables["datasource"]["query"] == "prometheus"
+def test_dashboard_queries_its_own_datasource_and_instance() -> None:
+    assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {"datasource", "instance"}
     for panel in PANELS:
-        assert panel["description"].endswith(".")
         assert {item["datasource"]["uid"] for item in (panel, *panel["targets"])} == {"${datasource}"}
         for target in panel["targets"]:
             for selector in selectors(target["expr"].replace("$__rate_interval", "1m")):
@@ -150,14 +140,57 @@ def test_dashboard_has_variables_and_panel_descriptions() -> None:
 
 
 def test_dashboard_panels_do_not_overlap() -> None:
-    taken: set[tuple[int, int]] = set()
+    taken: list[tuple[int, int]] = []
     for place in (panel["gridPos"] for panel in PANELS):
-        here = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not here & taken
-        assert max(x for x, _ in here) < 24
-        taken |= here
+        assert place["x"] + place["w"] <= 24
+        rows, columns = (range(place[at], place[at] + place[size]) for at, size in (("y", "h"), ("x", "w")))
+        taken += [(x, y) for x in columns for y in rows]
+    assert len(set(taken)) == len(taken)
     assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+
+
+FOLDER = ROOT / "deploy/prometheus"
+NEEDS_PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool here")
+
+
+def promtool(*arguments: object, given: str | None = None) -> None:
+    done = subprocess.run(
+        ["promtool", *map(str, arguments)], check=False, capture_output=True, text=True, input=given, cwd=FOLDER
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@NEEDS_PROMTOOL
+def test_promtool_alert_rules_pass_their_tests() -> None:
+    promtool("check", "rules", "rules.yml")
+    promtool("test", "rules", "rules.test.yml")
+
+
+@NEEDS_PROMTOOL
+def test_promtool_accepts_prometheus_config(tmp_path: Path) -> None:
+    """Check the settings with a key in place of the secret."""
+    (tmp_path / "metrics").write_text("key")
+    settings = (FOLDER / "prometheus.yml").read_text()
+    assert "/run/secrets/metrics" in settings
+    (tmp_path / "prometheus.yml").write_text(settings.replace("/run/secrets/metrics", str(tmp_path / "metrics")))
+    shutil.copy(FOLDER / "rules.yml", tmp_path)
+    promtool("check", "config", tmp_path / "prometheus.yml")
+
+
+@NEEDS_PROMTOOL
+def test_promtool_accepts_every_query(tmp_path: Path) -> None:
+    """Write the queries as rules, because promtool checks them without a server."""
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(QUERIES.values())]
+    for wrong in ([], [{"record": "query:wrong", "expr": "sum by (protocol (up)"}]):
+        (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules + wrong}]}))
+        if wrong:
+            with pytest.raises(AssertionError, match="parse error"):
+                promtool("check", "rules", tmp_path / "queries.yml")
+        else:
+            promtool("check", "rules", tmp_path / "queries.yml")
+
+
+@NEEDS_PROMTOOL
+def test_promtool_accepts_server_metrics(tiny_server: Server) -> None:
+    httpx.post(f"{tiny_server.address}/models/gpt/embed", json={"input_ids": [1]}).raise_for_status()
+    promtool("check", "metrics", given=httpx.get(f"{tiny_server.address}/metrics").text)

@@ -1,0 +1,81 @@
+"""Servers of artifacts whose files are linked, lie outside, or are read at the start."""
+
+import os
+import shutil
+from pathlib import Path
+
+import httpx
+import numpy as np
+from tritonclient.grpc import InferenceServerClient
+
+from tests.support.artifacts import copy_artifact, read_tables
+from tests.support.references import SHARD, make_referenced
+from tests.support.servers import serve
+from tests.support.waiting import wait_until
+
+POLL = "--model-control", "poll", "--model-poll-interval-seconds", "0.1"
+
+
+def test_linked_version_serves_until_its_data_changes(tmp_path: Path) -> None:
+    """A storage initializer of KServe links the folder of a version, and its files have two names."""
+    source, models = copy_artifact("gpt-100x32x50", tmp_path / "source", "gpt"), tmp_path / "models"
+    tables = read_tables(source)  # onnx reads no file with two names
+    shutil.copytree(source, models / ".versions/a1b2", copy_function=os.link)
+    (models / "gpt").mkdir()
+    (models / "gpt/1").symlink_to("../.versions/a1b2")
+    expected = (tables["tokens"][[7, 8, 9]] + tables["positions"][:3]).tobytes()
+    with serve(models, *POLL, "--alias", "service=gpt") as server:
+
+        def embed() -> bytes:
+            headers = {"Accept": "application/octet-stream"}
+            answer = httpx.post(f"{server.address}/models/gpt/embed", json={"input_ids": [[7, 8, 9]]}, headers=headers)
+            return answer.raise_for_status().content
+
+        def status() -> int:
+            return httpx.get(f"{server.address}/v2/models/service/ready").status_code
+
+        assert (status(), embed()) == (200, expected)
+        os.link(models / "gpt/1/model.onnx.data", tmp_path / "third")  # a further name changes nothing
+        assert embed() == expected
+        with (source / "model.onnx.data").open("r+b") as file:
+            file.write(b"changed")
+        wait_until(lambda: status() != 200)
+
+
+def test_changed_file_takes_the_version_out_of_service(tmp_path: Path) -> None:
+    root, shard = tmp_path / "repository", tmp_path / "checkpoint" / SHARD
+    make_referenced(root, shard.parent)
+    copy_artifact("gpt", root)
+    options = ("--reference-roots", str(shard.parent), "--model-poll-interval-seconds", "0.1")
+    with serve(root, *options) as server, httpx.Client(base_url=server.address, timeout=60) as client:
+
+        def status(model: str) -> int:
+            return client.post(f"/models/{model}/embed", json={"input_ids": [1]}).status_code
+
+        description = client.get("/models/ngrams").json()
+        assert description["references_checked"] == "header"
+        assert list(description["manifest"]["references"]) == [str(shard)]
+        assert client.get("/models/gpt").json()["references_checked"] is None
+        assert (status("ngrams"), status("gpt")) == (200, 200)
+        os.utime(shard)
+        wait_until(lambda: status("ngrams") != 200)
+        refused = client.post("/models/ngrams/embed", json={"input_ids": [1]})
+        assert refused.status_code == 503
+        assert refused.json()["detail"].startswith("ngrams/1 is out of service: a file that it refers to has changed")
+        assert str(shard) not in refused.text
+        assert [client.get(path).status_code for path in ("/models/ngrams", "/v2/models/ngrams/ready")] == [503, 503]
+        listed = {model["name"]: model["ready"] for model in client.get("/models").json()}
+        with InferenceServerClient(server.grpc) as calls:
+            assert listed == {name: calls.is_model_ready(name) for name in listed} == {"gpt": True, "ngrams": False}
+        assert status("gpt") == 200
+
+
+def test_rows_are_read_before_the_first_request(tmp_path: Path) -> None:
+    root, file = tmp_path / "repository", tmp_path / "ids.npy"
+    copy_artifact("ngrams", root)
+    np.save(file, np.arange(50).reshape(2, 25))
+    with serve(root, "--table-warm-up-file", str(file)) as server:
+        metrics = httpx.get(f"{server.address}/metrics").text
+        shape = httpx.get(f"{server.address}/models/ngrams").json()["manifest"]["graphs"]["ngram.ids.onnx"]["outputs"]
+    rows = int(np.prod(shape[0]["shape"][2:])) * 50
+    assert f"\npreblock_table_rows_total {rows}.0\n" in metrics
