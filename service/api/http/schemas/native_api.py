@@ -8,7 +8,6 @@ from pydantic import BaseModel, Field
 from preblock.service.api.http.errors import MEDIA_TYPE
 from preblock.service.api.http.negotiation import BYTES, EVENTS, NDJSON, NPY, SAFETENSORS
 from preblock.service.api.http.schemas.common import (
-    ANSWER,
     BINARY,
     Documented,
     Dtype,
@@ -356,22 +355,22 @@ ENCODING: OpenAPI = {
     "schema": {"type": "string", "enum": ["base64", "float"]},
     "example": "float",
 }
-POSITIONS: OpenAPI = {
-    "responses": {200: {"description": ANSWER, "content": {**describe_body(PositionsAnswer), **ARRAYS}}, **PROBLEMS},
-    "openapi_extra": {
-        "parameters": [
-            _describe_number("first", "First position; default 0.", 0, 2**63 - 1, 0),
-            _describe_number("count", f"Number of rows; default {DEFAULT_POSITIONS}.", 1, MAX_POSITIONS, 4),
-            ENCODING,
-        ]
-    },
-}
-NEIGHBOURS: OpenAPI = {
-    "responses": PROBLEMS,
-    "openapi_extra": {
-        "parameters": [
-            _describe_number("id", "Id of the token.", 0, 2**63 - 1, 3) | {"required": True},
-            _describe_number("count", f"Number of tokens; default {DEFAULT_NEIGHBOURS}.", 1, MAX_NEIGHBOURS, 5),
-        ]
-    },
-}
+POSITIONS = describe_operation(
+    {},
+    {**describe_body(PositionsAnswer), **ARRAYS},
+    PROBLEMS,
+    [
+        _describe_number("first", "First position; default 0.", 0, 2**63 - 1, 0),
+        _describe_number("count", f"Number of rows; default {DEFAULT_POSITIONS}.", 1, MAX_POSITIONS, 4),
+        ENCODING,
+    ],
+)
+NEIGHBOURS = describe_operation(
+    {},
+    {},
+    PROBLEMS,
+    [
+        _describe_number("id", "Id of the token.", 0, 2**63 - 1, 3) | {"required": True},
+        _describe_number("count", f"Number of tokens; default {DEFAULT_NEIGHBOURS}.", 1, MAX_NEIGHBOURS, 5),
+    ],
+)
