@@ -5,7 +5,7 @@ Letters: B batch, T tokens of all rows, N given vectors, D output width.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -270,6 +270,34 @@ class TokenRequest(EmbedOptions):
     sequence: SequenceRef | None = None
     given: GivenVectors | None = None
     new_rows: Bools | None = None
+
+    @property
+    def further_inputs(self) -> dict[str, TokenRows]:
+        """The inputs beside the ids with a value for each token, by their names in error messages."""
+        axes = () if self.position_ids is None else (self.position_ids, *self.further_positions)
+        names = ["position_ids"] if len(axes) == 1 else [f"position_ids[{axis}]" for axis in range(len(axes))]
+        mask = {} if self.attention_mask is None else {"attention_mask": self.attention_mask}
+        return {**dict(zip(names, axes, strict=True)), **mask, **self.indices}
+
+    def change_rows(self, change: Callable[[TokenRows], TokenRows], **others: Any) -> "TokenRequest":
+        """Return the request with `change` of each input that has a value for each token, and with `others`."""
+        position, mask = self.position_ids, self.attention_mask
+        return replace(
+            self,
+            input_ids=change(self.input_ids),
+            position_ids=None if position is None else change(position),
+            further_positions=tuple(map(change, self.further_positions)),
+            attention_mask=None if mask is None else change(mask),
+            indices={name: change(rows) for name, rows in self.indices.items()},
+            **others,
+        )
+
+    def columns(self, begin: int, end: int) -> "TokenRequest":
+        """Return the tokens from `begin` up to `end` of each row, without an offset."""
+        ids, given = self.input_ids, self.given
+        if given is not None:
+            given = given.kept(TokenRows(np.arange(len(ids.values)), ids.lengths).columns(begin, end).values)
+        return self.change_rows(lambda rows: rows.columns(begin, end), offset=None, given=given)
 
 
 @dataclass(eq=False, kw_only=True)

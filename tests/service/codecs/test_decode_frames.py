@@ -25,10 +25,9 @@ from preblock.service.core.decode_ops import (
     RewindOp,
     RowsOp,
     RunningRows,
-    StepOp,
 )
 from preblock.service.core.errors import Invalid, Malformed, PreblockError
-from preblock.service.core.types import EmbedResult
+from preblock.service.core.types import EmbedResult, TokenRequest
 
 INDICES = ("token_type_ids", "word")
 
@@ -42,8 +41,8 @@ def step(ids: list[int], lengths: list[int], number: int = 5) -> bytes:
     return frame_of(1, 0, number, len(lengths), len(ids), body)
 
 
-def step_of(message: DecodeMessage) -> StepOp:
-    assert isinstance(message.operation, StepOp)
+def step_of(message: DecodeMessage) -> TokenRequest:
+    assert isinstance(message.operation, TokenRequest)
     return message.operation
 
 

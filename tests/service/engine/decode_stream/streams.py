@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from preblock.service.codecs.native_json import read_embed
-from preblock.service.core.decode_ops import DecodeMessage, DecodeOptions, Operation, StepOp
-from preblock.service.core.types import EmbedResult, TokenRows
+from preblock.service.core.decode_ops import DecodeMessage, DecodeOptions, Operation
+from preblock.service.core.types import EmbedResult, TokenRequest, TokenRows
 from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
 from preblock.service.observability.context import RequestRecord
@@ -37,7 +37,7 @@ def do(stream: DecodeState, operation: Operation, number: int = 0, digest: bytes
 
 
 def feed(stream: DecodeState, ids: TokenRows, number: int = 0, digest: bytes = b"", **parts: Any) -> EmbedResult:
-    answer = do(stream, StepOp(input_ids=ids, **parts), number, digest)
+    answer = do(stream, TokenRequest(input_ids=ids, **parts), number, digest)
     assert answer is not None
     return answer
 

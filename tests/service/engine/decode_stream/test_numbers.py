@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from preblock.service.core.decode_ops import AppendOp, DecodeMessage, PingOp, ReorderOp, RewindOp, StepOp
+from preblock.service.core.decode_ops import AppendOp, DecodeMessage, PingOp, ReorderOp, RewindOp
 from preblock.service.core.errors import Conflict, Invalid, Unavailable
+from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.observability.context import RequestRecord
 from tests.service.engine.decode_stream.streams import array, do, feed, row, rows, stream_of
@@ -59,7 +60,7 @@ def test_failed_step_response_rolls_back_the_stream(stream_engine: Engine) -> No
 
     async def fail() -> None:
         with stream.attempt():
-            await stream.do(DecodeMessage(StepOp(input_ids=row(1, 2)), 3, b"a"), RequestRecord("decode"))
+            await stream.do(DecodeMessage(TokenRequest(input_ids=row(1, 2)), 3, b"a"), RequestRecord("decode"))
             assert stream.offset.tolist() == [3]
             raise Unavailable("queue", "full", "room")
 

@@ -5,8 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from preblock.service.core.decode_ops import AppendOp, CloseOp, DropOp, Operation, PingOp, ReorderOp, RewindOp, StepOp
+from preblock.service.core.decode_ops import AppendOp, CloseOp, DropOp, Operation, PingOp, ReorderOp, RewindOp
 from preblock.service.core.errors import ClientFault, Conflict, Invalid, TooLarge
+from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
 from tests.service.engine.decode_stream.streams import array, do, feed, row, rows, stream_of, whole
 
@@ -98,25 +99,29 @@ def test_rewound_row_can_be_fed_again(stream_engine: Engine) -> None:
         (AppendOp(array(0, -1)), Invalid, "append[1]: got -1, expected 0 to 8"),
         (AppendOp(array(*[0] * 5)), TooLarge, "append: got 7 rows, expected at most 6 rows of a stream"),
         (DropOp(array(2)), Invalid, "drop[0]: got 2, expected 0 to 1"),
-        (StepOp(input_ids=rows([1], [1]), offset=array(4, 2)), Conflict, "offset[1]: got 2, expected 3, the offset"),
-        (StepOp(input_ids=rows([1], [1]), offset=array(4)), Conflict, "offset[1]: got 4, expected 3, the offset"),
-        (StepOp(input_ids=rows([], [11])), Invalid, "input_ids[1][0]: got 11, expected 0 to 10"),
-        (StepOp(input_ids=rows([], [1] * 6)), Invalid, "offset[1] + tokens: got 3 + 6 = 9, expected at most 8,"),
-        (StepOp(input_ids=rows([1] * 4, [1] * 3)), TooLarge, "input_ids: got 7 tokens"),
-        (StepOp(input_ids=rows([], [1]), position_ids=rows([1], [])), Invalid, "position_ids[0]: got 1 values"),
         (
-            StepOp(input_ids=rows([], [1]), indices={"token_type_ids": rows([], [2])}),
+            TokenRequest(input_ids=rows([1], [1]), offset=array(4, 2)),
+            Conflict,
+            "offset[1]: got 2, expected 3, the offset",
+        ),
+        (TokenRequest(input_ids=rows([1], [1]), offset=array(4)), Conflict, "offset[1]: got 4, expected 3, the offset"),
+        (TokenRequest(input_ids=rows([], [11])), Invalid, "input_ids[1][0]: got 11, expected 0 to 10"),
+        (TokenRequest(input_ids=rows([], [1] * 6)), Invalid, "offset[1] + tokens: got 3 + 6 = 9, expected at most 8,"),
+        (TokenRequest(input_ids=rows([1] * 4, [1] * 3)), TooLarge, "input_ids: got 7 tokens"),
+        (TokenRequest(input_ids=rows([], [1]), position_ids=rows([1], [])), Invalid, "position_ids[0]: got 1 values"),
+        (
+            TokenRequest(input_ids=rows([], [1]), indices={"token_type_ids": rows([], [2])}),
             Invalid,
             "token_type_ids[1][0]: got 2",
         ),
         (
-            StepOp(input_ids=rows([], [1]), indices={"token_type_ids": rows([], [0, 0])}),
+            TokenRequest(input_ids=rows([], [1]), indices={"token_type_ids": rows([], [0, 0])}),
             Invalid,
             "token_type_ids[1]: got 2 values",
         ),
-        (StepOp(input_ids=rows([], [])), Invalid, "input_ids[0]: got an empty row, expected at least one id"),
-        (StepOp(input_ids=rows()), Invalid, "input_ids: got 0 rows, expected 2 rows, as are running"),
-        (StepOp(input_ids=rows([1])), Invalid, "input_ids: got 1 rows, expected 2 rows, as are running"),
+        (TokenRequest(input_ids=rows([], [])), Invalid, "input_ids[0]: got an empty row, expected at least one id"),
+        (TokenRequest(input_ids=rows()), Invalid, "input_ids: got 0 rows, expected 2 rows, as are running"),
+        (TokenRequest(input_ids=rows([1])), Invalid, "input_ids: got 1 rows, expected 2 rows, as are running"),
     ],
 )
 def test_invalid_operation_changes_nothing(
