@@ -373,15 +373,9 @@ def build_document(answer: Result, encoding: str) -> dict[str, Any]:
             for name, data in written.items()
         }
     if isinstance(answer, EmbedResult):
-        document["next_offset"] = answer.next_offset
-        if answer.next_context is not None:
-            document["next_context"] = answer.next_context
-        if answer.position_delta is not None:
-            document["position_delta"] = answer.position_delta
-        if answer.ragged:
-            document["lengths"] = answer.lengths
-        if answer.truncated is not None:
-            document["truncated"] = answer.truncated
+        document |= answer.row_values
+        if not answer.ragged:
+            del document["lengths"]
         if answer.input_ids is not None and answer.spans is not None:
             ends = answer.input_ids.starts[1:]
             document |= {"input_ids": np.split(answer.input_ids.values, ends), "spans": np.split(answer.spans, ends)}

@@ -102,13 +102,7 @@ def write_result(answer: Result) -> list[Part]:
     """Write the outputs of a result; for tokens also the lengths, next offsets and next contexts of the rows."""
     tensors: dict[str, Tensor] = dict(answer.tensors)
     if isinstance(answer, EmbedResult):
-        tensors |= {"next_offset": answer.next_offset, "lengths": answer.lengths}
-        if answer.next_context is not None:
-            tensors["next_context"] = answer.next_context
-        if answer.position_delta is not None:
-            tensors["position_delta"] = answer.position_delta
-        if answer.truncated is not None:
-            tensors["truncated"] = answer.truncated
+        tensors |= answer.row_values
         if answer.input_ids is not None and answer.spans is not None:
             tensors |= {"input_ids": answer.input_ids.values, "spans": answer.spans}
     metadata = {"model": answer.model, "version": str(answer.version)}

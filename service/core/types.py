@@ -525,3 +525,9 @@ class EmbedResult(Result):
     def ragged(self) -> bool:
         """Whether rows differ in length."""
         return bool((self.lengths != self.lengths[0]).any())
+
+    @property
+    def row_values(self) -> dict[str, Int64]:
+        """The integers of each row that the result has, by their names in every protocol."""
+        names = "next_offset", "next_context", "position_delta", "lengths", "truncated"
+        return {name: values for name in names if (values := getattr(self, name)) is not None}
