@@ -68,7 +68,7 @@ class BrokenRepository(Repository):
 def test_failed_background_work_is_logged_and_repeated(tiny_repository: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_repository / "gpt", tmp_path / "gpt")
     settings = Settings(repository=tmp_path)
-    repository, live = BrokenRepository(tmp_path, CPU, 1), LiveSettings(settings)
+    repository, live = BrokenRepository(tmp_path), LiveSettings(settings)
     repository.is_broken = True
     control = ModelControl(repository, "poll", 0.05)
     app = create_app(settings, Engine(repository, Scheduler(1, live), Metrics(), live, control))

@@ -10,7 +10,6 @@ import pytest
 
 from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY, TOKEN_GRAPH
 from preblock.service.runtime import loader
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import Session, open_session
 from tests.service.artifacts.broken_artifacts import edit, refusal
@@ -39,7 +38,7 @@ def test_second_hard_links_are_accepted(weighty_copy: Path) -> None:
     for file in list(weighty_copy.iterdir()):
         os.link(file, weighty_copy.parent / f"outside-{file.name}")
     edit(weighty_copy, lambda model: setattr(model, "producer_name", "another"))
-    Repository(weighty_copy.parent.parent, CPU, 1)
+    Repository(weighty_copy.parent.parent)
 
 
 @FILES

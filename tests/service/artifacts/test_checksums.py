@@ -16,7 +16,6 @@ from preblock.service.artifacts import checksums, io
 from preblock.service.artifacts.checksums import CACHE_FILE, Checksums
 from preblock.service.artifacts.names import DATA, MANIFEST
 from preblock.service.core.files import open_file, signature_of
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support import commands
 from tests.support.artifacts import copy_artifact
@@ -226,13 +225,13 @@ def test_repository_files_are_hashed_once(
 
     monkeypatch.setattr(io, "sha256", sha256)
     files = json.loads((root / "gpt/1" / MANIFEST).read_text())["files"]
-    Repository(root, CPU, 1, folder)
+    Repository(root, cache=folder)
     assert sorted(hashed) == sorted(file["bytes"] for file in files.values())
-    Repository(root, CPU, 1, folder)
+    Repository(root, cache=folder)
     assert len(hashed) == len(files)
     data = root / "gpt/1" / DATA
     data.write_bytes(data.read_bytes())
-    Repository(root, CPU, 1, folder)
+    Repository(root, cache=folder)
     assert hashed[len(files) :] == [data.stat().st_size]
 
 

@@ -15,7 +15,6 @@ from onnx import AttributeProto, TensorProto, helper
 from preblock.service.artifacts import onnx_subset_pb2
 from preblock.service.artifacts.names import BIAS_GRAPH, DATA, GRAPH, MANIFEST, TOKEN_GRAPH
 from preblock.service.core.errors import ArtifactError
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.service.artifacts.broken_artifacts import TOKENS, edit, external, refusal, seal
 from tests.support.artifacts import copy_artifact
@@ -34,7 +33,7 @@ def test_failing_graph_is_rejected_and_logged(
         model.graph.initializer.add(name="much", data_type=7, int64_data=[10**6])
         model.graph.node.insert(0, onnx.helper.make_node("Add", ["input_ids", "much"], ["far"]))
 
-    repository = Repository(shutil.copytree(tiny_repository, weighty_copy.parents[2] / "repository"), CPU, 1)
+    repository = Repository(shutil.copytree(tiny_repository, weighty_copy.parents[2] / "repository"))
     add_graph(weighty_copy, BIAS_GRAPH)
     edit(weighty_copy, change, BIAS_GRAPH)
     assert refusal(weighty_copy) == "manifest.json: the artifact cannot be opened; see the log"
@@ -206,7 +205,7 @@ def test_custom_module_is_checked_against_its_tables(tmp_path: Path) -> None:
             return vectors
 
     folder = own_modules.export_module(Both(), "gpt", tmp_path, vocab_size=6, max_len=6).folder  # an unused row
-    Repository(tmp_path, CPU, 1)
+    Repository(tmp_path)
     manifest = (folder / MANIFEST).read_text()
     for field, value in (("vocab_size", 8), ("max_len", 7)):
         (folder / MANIFEST).write_text(manifest)
@@ -304,5 +303,5 @@ def test_table_inconsistent_with_graph_is_rejected(
     change(document["ngram_tables"])
     file.write_text(json.dumps(document))
     with pytest.raises(ArtifactError) as refused:
-        Repository(tmp_path, CPU, 1)
+        Repository(tmp_path)
     assert str(refused.value).startswith(f"ngrams/1/{MANIFEST} {message}")

@@ -15,7 +15,6 @@ from preblock.service.artifacts.names import MANIFEST
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup
 from preblock.service.runtime.model import TokenModel
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.runner import Feeds
 
@@ -140,7 +139,7 @@ def test_unaligned_ids_are_accepted_but_not_floats() -> None:
 
 @pytest.fixture
 def model(weighty_repository: Path) -> TokenModel:
-    return Repository(weighty_repository, CPU, 1).get("gpt")
+    return Repository(weighty_repository).get("gpt")
 
 
 def feeds_of(batch: int, length: int, *offsets: int) -> dict[str, NDArray[np.int64]]:
@@ -225,7 +224,7 @@ def test_manifest_with_wrong_kernel_tables_is_rejected(
 ) -> None:
     root = with_kernel(weighty_repository, tmp_path, lambda kernel: kernel | {table: kernel[table] | changed})
     with pytest.raises(ArtifactError) as refused:
-        Repository(root, CPU, 1)
+        Repository(root)
     assert field in str(refused.value)
 
 
@@ -239,7 +238,7 @@ def with_kernel(source: Path, place: Path, change: Callable[[dict[str, Any]], ob
 
 
 def test_artifact_without_kernel_is_run_by_onnxruntime(weighty_repository: Path, tmp_path: Path) -> None:
-    model = Repository(with_kernel(weighty_repository, tmp_path, lambda _: None), CPU, 1).get("gpt")
+    model = Repository(with_kernel(weighty_repository, tmp_path, lambda _: None)).get("gpt")
     assert model.tables is None
     for feeds in (feeds_of(1, 1, 49), feeds_of(1, 40, 3), feeds_of(3, 1, 1, 2, 3)):
         for _ in range(2):  # the second call is bound

@@ -11,7 +11,6 @@ from preblock.service.core.types import TokenRows
 from preblock.service.runtime.fused_embedding import BUILT
 from preblock.service.runtime.means import KernelMeans, LookupTable, Means, NumpyMeans, RowMeans
 from preblock.service.runtime.model import TokenModel
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support.artifacts import make_repository
 
@@ -111,7 +110,7 @@ def test_means_equal_loop_in_float64(width: int, lengths: list[int]) -> None:
 @pytest.fixture
 def models(tmp_path: Path) -> dict[str, TokenModel]:
     names = {name: name for name in ("alibi-7x256x9000", "llama-300x64", "t5", "bert", "gemma", "sinusoid", "segments")}
-    repository = Repository(make_repository(tmp_path, **names), CPU, 1)
+    repository = Repository(make_repository(tmp_path, **names))
     return {name: repository.get(name) for name in names}
 
 

@@ -18,7 +18,7 @@ Offset = NDArray[np.int64]
 
 @pytest.fixture(scope="module")
 def models(model_repository: Path) -> Repository:
-    return Repository(model_repository, CPU, 1)
+    return Repository(model_repository)
 
 
 def feeds_of(model: TokenModel, shape: tuple[int, int], offset: Offset) -> dict[str, NDArray[np.int64]]:

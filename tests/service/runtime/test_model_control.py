@@ -19,7 +19,6 @@ from preblock.service.artifacts.names import GRAPH
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
 from preblock.service.runtime import model_control
 from preblock.service.runtime.model_control import ModelControl
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.worker_states import (
     AppliedState,
@@ -44,7 +43,7 @@ def states(repository: Repository) -> dict[tuple[str, int], str]:
 
 
 def test_new_version_is_opened_beside_others(root: Path) -> None:
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     before = repository.get("gpt")
     assert repository.refresh() == []
     copy_artifact("gpt-again", root, "gpt")
@@ -56,7 +55,7 @@ def test_new_version_is_opened_beside_others(root: Path) -> None:
 
 
 def test_broken_new_version_keeps_old_one_serving(root: Path) -> None:
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     folder = copy_artifact("gpt-again", root, "gpt")
     sound = (folder / GRAPH).read_bytes()
     (folder / GRAPH).write_bytes(b"no graph")
@@ -72,7 +71,7 @@ def test_broken_new_version_keeps_old_one_serving(root: Path) -> None:
 
 
 def test_broken_update_of_version_keeps_it_serving(root: Path) -> None:
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     before = repository.get("gpt")
     broken = root / "gpt/1" / GRAPH
     broken.unlink()  # not changed in place: the open file is mapped
@@ -83,7 +82,7 @@ def test_broken_update_of_version_keeps_it_serving(root: Path) -> None:
 
 
 def test_removed_version_closes_after_its_last_request(root: Path) -> None:
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     held = repository.get("bert")
     session = weakref.ref(held.sessions[GRAPH])
     shutil.rmtree(root / "bert/1")
@@ -99,7 +98,7 @@ def test_removed_version_closes_after_its_last_request(root: Path) -> None:
 
 @pytest.mark.parametrize("empty", [True, False])
 def test_unreadable_repository_changes_nothing(root: Path, empty: bool) -> None:
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     shutil.rmtree(root)
     if empty:
         root.mkdir()
@@ -110,7 +109,7 @@ def test_unreadable_repository_changes_nothing(root: Path, empty: bool) -> None:
 
 
 def test_refresh_after_a_system_error_opens_all_new_versions(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     for name in ("gpt/2", "gpt/3", "gpt/4"):
         shutil.copytree(root / "gpt/1", root / name)
     load = repository._load
@@ -133,7 +132,7 @@ def test_refresh_after_a_system_error_opens_all_new_versions(root: Path, monkeyp
 
 
 def test_other_models_change_while_one_lacks_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     shutil.copytree(root / "gpt/1", root / "gpt/2")
     load, dropped = repository._load, weakref.ref(repository.get("bert"))
 
@@ -161,7 +160,7 @@ def test_other_models_change_while_one_lacks_memory(root: Path, monkeypatch: pyt
 
 
 def test_version_without_permission_is_not_tried_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     shutil.copytree(root / "gpt/1", root / "gpt/2")
 
     def fail(*_: Any) -> Any:
@@ -177,14 +176,14 @@ def test_version_without_permission_is_not_tried_again(root: Path, monkeypatch: 
 
 @pytest.mark.parametrize("mode", ["none", "poll"])
 def test_model_change_requires_explicit_mode(root: Path, mode: str) -> None:
-    control = ModelControl(Repository(root, CPU, 1), mode, 1)  # type: ignore[arg-type]
+    control = ModelControl(Repository(root), mode, 1)  # type: ignore[arg-type]
     with pytest.raises(Forbidden, match=f"by request: model_control is {mode}, not explicit"):
         asyncio.run(control.unload("gpt"))
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_models_are_loaded_and_unloaded_by_request(root: Path, tmp_path: Path, shared: bool) -> None:
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     (tmp_path / "shared").mkdir()
 
     async def change() -> None:
@@ -254,7 +253,7 @@ def test_folder_changes_cause_no_failed_request(root: Path) -> None:
 
 def test_load_overtaken_by_unload_raises_no_error(root: Path) -> None:
     async def change() -> None:
-        control = ModelControl(Repository(root, CPU, 1), "explicit", 1)
+        control = ModelControl(Repository(root), "explicit", 1)
 
         async def unload_later() -> None:
             await asyncio.sleep(0.002)
@@ -271,7 +270,7 @@ def worker(root: Path, tmp_path: Path) -> tuple[ModelControl, Path]:
     """Return the control of a worker that follows changes of others, and the folder through which they agree."""
     shared = tmp_path / "shared"
     shared.mkdir()
-    control = ModelControl(Repository(root, CPU, 1), "explicit", 1, shared)
+    control = ModelControl(Repository(root), "explicit", 1, shared)
     write_desired(shared, control.first_state())
     return control, shared
 

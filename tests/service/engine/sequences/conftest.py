@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 from preblock.service.engine.engine import Engine
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support.engines import open_engine
 
 
 @pytest.fixture(scope="module")
 def sequence_repository(tiny_repository: Path) -> Repository:
-    return Repository(tiny_repository, CPU, 1)
+    return Repository(tiny_repository)
 
 
 @pytest.fixture
