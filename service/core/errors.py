@@ -65,6 +65,7 @@ class PreblockError(Exception):
         expected: the accepted values.
         message: the whole sentence, for errors about something other than a value; default: "FIELD: got …, expected …".
         items: ascending indices of all items at fault, in a list of rows, texts or values; empty without such a list.
+        hint: how the value can become an accepted one, after the default message; default: nothing.
 
     """
 
@@ -72,13 +73,21 @@ class PreblockError(Exception):
     """Seconds until a retry may succeed; None if it cannot."""
 
     def __init__(
-        self, field: str, got: object, expected: str, *, message: str | None = None, items: Collection[Any] = ()
+        self,
+        field: str,
+        got: object,
+        expected: str,
+        *,
+        message: str | None = None,
+        items: Collection[Any] = (),
+        hint: str = "",
     ) -> None:
         self.field = field
         self.got = shorten(got)
         self.expected = expected
-        self.items = items
-        super().__init__(message or f"{field}: got {self.got}, expected {expected}")
+        self.items, self.hint = items, hint
+        end = f"; {hint}" if hint else ""
+        super().__init__(message or f"{field}: got {self.got}, expected {expected}{end}")
 
     def __str__(self) -> str:
         """Return the message, with the indices of several bad items."""
@@ -120,14 +129,7 @@ class Unauthenticated(ClientFault):
 
 
 class NotFound(ClientFault):
-    """The model or version does not exist; `hint` says how it can come to exist."""
-
-    def __init__(self, field: str, got: object, expected: str, *, hint: str = "", message: str | None = None) -> None:
-        end = f"; {hint}" if hint else ""
-        super().__init__(
-            field, got, expected, message=message or f"{field}: got {shorten(got)}, expected {expected}{end}"
-        )
-        self.hint = hint
+    """The model or version does not exist."""
 
 
 class Forbidden(ClientFault):
@@ -149,11 +151,7 @@ class TooLarge(ClientFault):
 class RateLimited(ClientFault):
     """The caller sends too many requests; a retry succeeds after `retry_after` seconds."""
 
-    def __init__(
-        self, field: str, got: object, expected: str, retry_after: int = 1, *, message: str | None = None
-    ) -> None:
-        super().__init__(field, got, expected, message=message)
-        self.retry_after = retry_after
+    retry_after = 1
 
 
 class UnsupportedFormat(ClientFault):
