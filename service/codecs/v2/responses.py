@@ -24,7 +24,7 @@ IGNORED = "ignored_parameters"
 def list_outputs(answer: Result, infer: InferMessage) -> list[tuple[str, str, Tensor]]:
     """Return name, datatype and tensor of every output, in the order of the request."""
     outputs: list[tuple[str, str, Tensor]] = []
-    for name in infer.binary:
+    for name in infer.options.binary:
         if name in ROW_OUTPUTS and isinstance(answer, EmbedResult):
             outputs.append((name, "INT64", row_output(answer, name)))
         else:
@@ -44,7 +44,7 @@ def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | 
         output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": tensor.shape}
         if name in infer.options.regions:
             output["parameters"] = range_parameters(infer.options.regions[name], tensor.nbytes)
-        elif infer.binary[name]:
+        elif infer.options.binary[name]:
             parts.append(as_bytes(tensor))
             output["parameters"] = {"binary_data_size": tensor.nbytes}
         else:

@@ -77,7 +77,7 @@ def handler(engine: Engine, sequences: SequenceStore) -> Handler:
             async with sequences.answer(model, inputs, record) as answer:
                 if ranges:
                     await write_shared(answer, message, ranges)
-                as_text = not all(message.binary.values())
+                as_text = not all(options.binary.values())
                 write = partial(write_infer, answer, message)
                 parts, json_length = await engine.scheduler.run(answer.size, write, as_text)
                 headers = [] if json_length is None else [(HEADER, b"%d" % json_length)]
