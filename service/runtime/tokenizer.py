@@ -113,6 +113,47 @@ class AsciiTokenizer:
             for text in normal
         ]
 
+    def tokenize(
+        self, text: Sequence[str], spans: bool, special_tokens: bool, only_ids: bool, places: Sequence[str]
+    ) -> tuple[list[Any], Sequence[Sequence[int]]]:
+        """Return the encodings of texts, or their ids if only the ids are needed.
+
+        An encoding makes its ids when it is asked for them, and holds the interpreter lock meanwhile.
+
+        Raises:
+            Invalid: the tokenizer refuses a text.
+
+        """
+        # Both release the interpreter lock, unlike `encode`. The fast one finds no spans.
+        tokenize = self._whole.encode_batch if spans else self.encode
+        try:
+            if only_ids:
+                return [], self.ids(text)
+            return tokenize(list(text), add_special_tokens=special_tokens), ()
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            # An unknown word and no unknown token, for example, or a regular expression that takes too long.
+            got, bad = "text that the tokenizer fails on", self._find_failures(text)
+            places = places or [f"text[{row}]" for row in range(len(text))]
+            place = places[bad[0]] if bad else "text"
+            message = f"{place}: the tokenizer of the model fails on this text: {reason_of(error)}"
+            raise Invalid(place, got, "other text", message=message, items=bad) from error
+
+    def _find_failures(self, text: Sequence[str]) -> list[int]:
+        """Return the texts that the tokenizer refuses, up to one that takes too long: others may take as long."""
+        bad: list[int] = []
+        for number, one in enumerate(text):
+            try:
+                self._whole.encode_batch_fast([one])
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
+                bad.append(number)
+                if not isinstance(error, Exception):
+                    break
+        return bad
+
     def _adds_only_special_tokens(self) -> bool:
         """Return whether the post-processor leaves the ids alone without special tokens; one may repeat a text."""
         bare, word = type(self._bare)(self._bare.model), self._bare.id_to_token(0)
@@ -274,12 +315,12 @@ class Tokenizer:
         return_free_memory()
 
     @cached_property
-    def _reader(self) -> "TextReader":
-        return TextReader(self._tokenizer)
+    def _reader(self) -> AsciiTokenizer:
+        return AsciiTokenizer(self._tokenizer)
 
     @cached_property
-    def _plain(self) -> "TextReader":
-        return TextReader(_without_special_tokens(self._tokenizer))
+    def _plain(self) -> AsciiTokenizer:
+        return AsciiTokenizer(_without_special_tokens(self._tokenizer))
 
     @cached_property
     def _has_further_ids(self) -> bool:
@@ -312,59 +353,6 @@ class Tokenizer:
         if (found := hashlib.sha256(content).hexdigest()) != self._expected.sha256:
             raise ArtifactError(self._name, f"sha256 {found}", f"sha256 {self._expected.sha256}")
         return content
-
-
-class TextReader:
-    """Makes tokens of texts.
-
-    Args:
-        tokenizer: makes them.
-
-    """
-
-    def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
-        self._whole, self._fast = tokenizer, AsciiTokenizer(tokenizer)
-
-    def tokenize(
-        self, text: Sequence[str], spans: bool, special_tokens: bool, only_ids: bool, places: Sequence[str]
-    ) -> tuple[list[Any], Sequence[Sequence[int]]]:
-        """Return the encodings of texts, or their ids if only the ids are needed.
-
-        An encoding makes its ids when it is asked for them, and holds the interpreter lock meanwhile.
-
-        Raises:
-            Invalid: the tokenizer refuses a text.
-
-        """
-        # Both release the interpreter lock, unlike `encode`. The fast one finds no spans.
-        tokenize = self._whole.encode_batch if spans else self._fast.encode
-        try:
-            if only_ids:
-                return [], self._fast.ids(text)
-            return tokenize(list(text), add_special_tokens=special_tokens), ()
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            # An unknown word and no unknown token, for example, or a regular expression that takes too long.
-            got, bad = "text that the tokenizer fails on", self._find_failures(text)
-            places = places or [f"text[{row}]" for row in range(len(text))]
-            place = places[bad[0]] if bad else "text"
-            message = f"{place}: the tokenizer of the model fails on this text: {reason_of(error)}"
-            raise Invalid(place, got, "other text", message=message, items=bad) from error
-
-    def _find_failures(self, text: Sequence[str]) -> list[int]:
-        """Return the texts that the tokenizer refuses, up to one that takes too long: others may take as long."""
-        bad: list[int] = []
-        for number, one in enumerate(text):
-            try:
-                self._whole.encode_batch_fast([one])
-            except BaseException as error:
-                if not is_failure(error):
-                    raise
-                bad.append(number)
-                if not isinstance(error, Exception):
-                    break
-        return bad
 
 
 def _without_special_tokens(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
