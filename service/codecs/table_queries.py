@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from preblock.service.codecs.fields import refuse_unknown
 from preblock.service.codecs.native_json import read_encoding
@@ -10,36 +9,19 @@ from preblock.service.codecs.token_rows import INTEGER, read_integer
 from preblock.service.core.errors import Invalid
 
 
-@dataclass(frozen=True)
-class PositionQuery:
-    """A request for rows of positions; without `count`, for `DEFAULT_POSITIONS` rows or the rest of the table."""
-
-    first: int
-    count: int | None
-    encoding: str
-
-
-@dataclass(frozen=True)
-class NeighbourQuery:
-    """A request for the nearest tokens of a token; without `count`, for `DEFAULT_NEIGHBOURS`."""
-
-    id: int
-    count: int | None
-
-
-def read_position_query(query: Mapping[str, str]) -> PositionQuery:
-    """Read the parameters `first` (default 0), `count` and `encoding`.
+def read_position_query(query: Mapping[str, str]) -> tuple[int, int | None, str]:
+    """Return the parameters `first` (default 0), `count` (None without one) and `encoding`.
 
     Raises:
         Invalid: a parameter is unknown or of the wrong type.
 
     """
     refuse_unknown(query, ("first", "count", "encoding"))
-    return PositionQuery(_read_number(query, "first") or 0, _read_number(query, "count"), read_encoding(query))
+    return _read_number(query, "first") or 0, _read_number(query, "count"), read_encoding(query)
 
 
-def read_neighbour_query(query: Mapping[str, str]) -> NeighbourQuery:
-    """Read the parameters `id` (required) and `count`.
+def read_neighbour_query(query: Mapping[str, str]) -> tuple[int, int | None]:
+    """Return the parameters `id` (required) and `count` (None without one).
 
     Raises:
         Invalid: a parameter is missing, unknown or of the wrong type.
@@ -49,7 +31,7 @@ def read_neighbour_query(query: Mapping[str, str]) -> NeighbourQuery:
     token = _read_number(query, "id")
     if token is None:
         raise Invalid("id", "nothing", "the id of a token")
-    return NeighbourQuery(token, _read_number(query, "count"))
+    return token, _read_number(query, "count")
 
 
 def _read_number(query: Mapping[str, str], name: str) -> int | None:

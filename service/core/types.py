@@ -253,7 +253,8 @@ class TokenRequest(EmbedOptions):
         attention_mask: 1 for a real token, 0 for padding; None if all are real.
         indices: extra integers per token, by input, such as the segments `token_type_ids`; default 0.
         special: bool (T,), special tokens of the tokenizer, kept by truncation; None without a text.
-        spans: int64 (T, 2), as in `Encoding`; None unless requested.
+        spans: int64 (T, 2), first character of each token in its text, and the one after its last; equal for a special
+            token. None unless requested.
         sequence: sequence of the request; None without one.
         given: vectors in place of those of some tokens; None without any.
         new_rows: bool (B,), rows without earlier tokens, with a `context` that stands for none; None for no such row.
@@ -336,25 +337,6 @@ class PartsRequest(EmbedOptions):
     rows: tuple[tuple[RowPart, ...], ...]
     placeholder: VectorPlaceholder | None = None
     sequence: SequenceRef | None = None
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """The tokens of texts.
-
-    Args:
-        input_ids: a row of ids for each text.
-        token_type_ids: segment of each token; None unless requested.
-        special: bool (T,), whether the tokenizer added the token to the text; None unless requested.
-        spans: int64 (T, 2), first character of each token in the text, and the one after its last; equal for a special
-            token. None unless requested.
-
-    """
-
-    input_ids: TokenRows
-    token_type_ids: TokenRows | None
-    special: Bools | None
-    spans: Int64 | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -509,7 +491,7 @@ class EmbedResult(Result):
         position_delta: int64 (B,), next position - `next_offset`; None without positions of three axes.
         truncated: int64 (B,), number of removed tokens of each row; None without `truncate`.
         input_ids: embedded ids; None unless requested.
-        spans: int64 (T, 2), characters of each token, as in `Encoding`; None unless requested.
+        spans: int64 (T, 2), characters of each token, as in `TokenRequest`; None unless requested.
 
     """
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain, groupby
@@ -20,7 +20,7 @@ from preblock.service.artifacts.manifest import File
 from preblock.service.core.errors import ENDS, ArtifactError, Invalid, TooLarge, shorten
 from preblock.service.core.files import open_file, unreadable
 from preblock.service.core.system import return_free_memory
-from preblock.service.core.types import Bools, Encoding, Int64, TokenRows
+from preblock.service.core.types import Bools, Int64, TokenRequest, TokenRows
 
 if TYPE_CHECKING:
     import tokenizers
@@ -43,6 +43,7 @@ SAMPLES = (
     *("[CLS] [SEP] <s> </s> <unk> <|endoftext|>", "abcdefghij" * 30, "1234567890" * 10, " " * 300, "a" * 24 + "!"),
 )
 """Texts that make a malformed tokenizer fail: scripts, marks, controls, special tokens, long words."""
+NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class WordIds(dict[str, tuple[int, ...]]):
@@ -211,8 +212,9 @@ class Tokenizer:
         *,
         in_text: str = "allow",
         places: Sequence[str] = (),
-    ) -> Encoding:
-        """Return the tokens of each text, untruncated.
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> TokenRequest:
+        """Return a request of the tokens of each text, untruncated.
 
         Args:
             text: the texts.
@@ -223,6 +225,7 @@ class Tokenizer:
             marks: whether to return which tokens are special.
             in_text: one of `SPECIAL_TOKENS_IN_TEXT`.
             places: of the texts in the request, for error messages; default text[0], text[1], …
+            options: further arguments of the request; default: none.
 
         Raises:
             Invalid: a text has no token, or one beyond the ids of the model, or one that `in_text` forbids; or the
@@ -251,11 +254,12 @@ class Tokenizer:
         if 0 in counts or in_text != "allow" or self._has_further_ids:
             added = join("special_tokens_mask") if special_tokens else np.zeros_like(rows.values)
             self._check(text, rows, added == 0, in_text, places or [f"text[{row}]" for row in range(len(text))])
-        return Encoding(
+        return TokenRequest(
             input_ids=rows,
-            token_type_ids=TokenRows(join("type_ids"), lengths) if segments else None,
+            indices={"token_type_ids": TokenRows(join("type_ids"), lengths)} if segments else {},
             special=join("special_tokens_mask").astype(np.bool_) if marks else None,
             spans=np.array([span for encoding in found for span in encoding.offsets], np.int64) if spans else None,
+            **options,
         )
 
     def _check(self, text: Sequence[str], rows: TokenRows, own: Bools, in_text: str, places: Sequence[str]) -> None:
