@@ -27,6 +27,7 @@ from preblock.service.codecs.output_uses import use_of
 from preblock.service.codecs.parts import read_parts, read_placeholder, refuse_beside_parts
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
 from preblock.service.codecs.token_rows import (
+    INTEGER,
     POSITIONS,
     read_array_positions,
     read_array_rows,
@@ -313,6 +314,40 @@ def read_bias(fields: Mapping[str, Any]) -> tuple[PairwiseBiasRequest, str]:
     if "query_offset" in fields:
         lengths["query_offset"] = read_integer("query_offset", fields["query_offset"])
     return PairwiseBiasRequest(**lengths, dtype=read_dtype(fields)), read_encoding(fields)
+
+
+def read_position_query(query: Mapping[str, str]) -> tuple[int, int | None, str]:
+    """Return the parameters `first` (default 0), `count` (None without one) and `encoding`.
+
+    Raises:
+        Invalid: a parameter is unknown or of the wrong type.
+
+    """
+    refuse_unknown(query, ("first", "count", "encoding"))
+    return _read_query_integer(query, "first") or 0, _read_query_integer(query, "count"), read_encoding(query)
+
+
+def read_neighbour_query(query: Mapping[str, str]) -> tuple[int, int | None]:
+    """Return the parameters `id` (required) and `count` (None without one).
+
+    Raises:
+        Invalid: a parameter is missing, unknown or of the wrong type.
+
+    """
+    refuse_unknown(query, ("id", "count"))
+    token = _read_query_integer(query, "id")
+    if token is None:
+        raise Invalid("id", "nothing", "the id of a token")
+    return token, _read_query_integer(query, "count")
+
+
+def _read_query_integer(query: Mapping[str, str], name: str) -> int | None:
+    text = query.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"-?[0-9]{1,19}", text):
+        raise Invalid(name, repr(text), INTEGER)
+    return read_integer(name, int(text))
 
 
 def read_outputs(output: Any) -> tuple[str, ...]:

@@ -13,8 +13,7 @@ from preblock.service.artifacts.manifest import Manifest, StemManifest, Tensor
 from preblock.service.artifacts.names import BIAS_GRAPH, CONTEXT, GRAPH, TOKENIZER
 from preblock.service.codecs.fields import read_flag
 from preblock.service.core.errors import Invalid
-from preblock.service.observability.metrics import Duration, InferenceStatistics
-from preblock.service.observability.totals import INFER, INPUT, OUTPUT, QUEUE
+from preblock.service.observability.metrics import INFER, INPUT, OUTPUT, QUEUE, Duration, InferenceStatistics
 from preblock.service.runtime.model import ServedModel
 from preblock.service.runtime.repository import VersionState
 
@@ -152,14 +151,11 @@ def statistics_of(
 def model_statistics(name: str, version: int, statistics: InferenceStatistics) -> dict[str, Any]:
     """Return the statistics of a version of a model in the format of Triton; an inference is one row."""
     by_rows, whole = statistics.stages, {phase: Duration() for phase in (QUEUE, INPUT, INFER, OUTPUT)}
-    executions = sum(duration.count for (_, phase), duration in by_rows.items() if phase == INFER)
-    for phase, duration in [
-        *((phase, duration) for (_, phase), duration in by_rows.items()),
-        *statistics.batched.items(),
-    ]:
+    for (_, phase), duration in by_rows.items():
         whole[phase].count += duration.count
         whole[phase].seconds += duration.seconds
-    sizes = sorted({rows for rows, _ in by_rows if rows is not None})
+    executions = sum(duration.count for (rows, phase), duration in by_rows.items() if phase == INFER and rows != 0)
+    sizes = sorted({rows for rows, _ in by_rows if rows})
     never = _duration(Duration())
     return {
         "name": name,

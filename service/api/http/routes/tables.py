@@ -10,7 +10,7 @@ from preblock.service.api.http.request import RawRequest, single_values
 from preblock.service.api.http.response import write_body
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import native_api as schemas
-from preblock.service.codecs.table_queries import read_neighbour_query, read_position_query
+from preblock.service.codecs.native_json import read_neighbour_query, read_position_query
 from preblock.service.core.auth import caller
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.tables import TableReader
