@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import EMBEDDINGS
 from preblock.service.codecs.fields import drop_nulls, format_value, read_special_tokens_in_text, refuse_unknown
 from preblock.service.codecs.native_json import build_document, read_dtype, read_encoding, read_outputs, write_json
@@ -35,6 +34,7 @@ from preblock.service.core.decode_ops import (
 )
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import EmbedResult, PartsRequest, TokenRequest, TokenRows
+from preblock.service.runtime.model import TokenModel
 
 OPEN = "open"
 OPTIONS = ("offset", "context", "rows", "output", "dtype", "encoding", "special_tokens_in_text")
@@ -201,15 +201,14 @@ def write_answer(answer: EmbedResult, encoding: str, number: int) -> bytes:
     return write_json(document | {"step": number} if number else document)
 
 
-def write_opened(
-    name: str, version: int, identity: str, manifest: Manifest, running: RunningRows, outputs: tuple[str, ...]
-) -> bytes:
+def write_opened(model: TokenModel, running: RunningRows, outputs: tuple[str, ...]) -> bytes:
     """Write the answer to an opening message."""
+    manifest = model.manifest
     return write_json(
         {
-            "model": name,
-            "version": version,
-            "identity": identity,
+            "model": model.name,
+            "version": model.version,
+            "identity": model.identity,
             "max_len": manifest.max_len,
             "outputs": {output: manifest.widths[output] for output in outputs},
             "indices": list(manifest.indices),

@@ -254,29 +254,25 @@ def write_list(items: Iterable[Any]) -> Iterator[Buffer]:
 
 def error_document(error: PreblockError, status: int) -> dict[str, Any]:
     """Return an error with the field names, the message, the type and the code of the OpenAI API."""
-    document = _error_document(error, status)
-    document["error"] |= error.item_fields
-    return document
-
-
-def _error_document(error: PreblockError, status: int) -> dict[str, Any]:
+    param: str | None
     param, message = rename_field(error, FIELD_NAMES, (r"\binput_ids\b", "input"))
+    code = kind = None
     match error:
         case NotFound() | Forbidden() if error.field in ("model", "version"):
-            return error_body(_missing_model(error), status, "model", "model_not_found")
+            message, param, code = _missing_model(error), "model", "model_not_found"
         case Unauthenticated():
             hint = "Send a key of this service in the header Authorization: Bearer KEY."
-            return error_body(f"The API key is missing or incorrect. {hint}", status, None, "invalid_api_key")
+            message, param, code = f"The API key is missing or incorrect. {hint}", None, "invalid_api_key"
         case Invalid() if error.field == "field":
-            return error_body(str(error), status, error.got, "unknown_parameter")
+            message, param, code = str(error), error.got, "unknown_parameter"
         case RateLimited():
-            return error_body(message, status, None, "rate_limit_exceeded", "requests")
+            param, code, kind = None, "rate_limit_exceeded", "requests"
         case Invalid() if error.field.endswith("+ tokens"):
-            return error_body(_too_long(error, param), status, param, "context_length_exceeded")
+            message, code = _too_long(error, param), "context_length_exceeded"
         case TooLarge() if error.got.endswith(" tokens"):
-            kind = "max_tokens_per_request"
-            return error_body(message, status, param, kind, kind)
-    return error_body(message, status, param if isinstance(error, ClientFault) else None)
+            code = kind = "max_tokens_per_request"
+    document = error_body(message, status, param if isinstance(error, ClientFault) else None, code, kind)
+    return {"error": document["error"] | error.item_fields}
 
 
 def _missing_model(error: NotFound | Forbidden) -> str:

@@ -189,13 +189,10 @@ class DecodeSession:
             message = "an open message must be the first message of its stream"
             raise Conflict(decode_json.OPEN, "a later message", "the first message", message=message)
         fields = merge_fields(self._query, decode_json.read_open(document), "open message")
-        model = self.stream.model
-        self._open(model, fields)
+        self._open(self.stream.model, fields)
         self.opened = True
-        manifest, outputs = model.manifest, self.stream.options.outputs
-        return decode_json.write_opened(
-            model.name, model.version, model.identity, manifest, self.stream.running, outputs
-        )
+        stream = self.stream
+        return decode_json.write_opened(stream.model, stream.running, stream.options.outputs)
 
     def _done(self, message: DecodeMessage) -> None:
         self.opened = True
