@@ -21,7 +21,6 @@ from preblock.service.codecs.fields import (
     refuse_beside_text,
     refuse_special_tokens_in_text,
     refuse_unknown,
-    unique_names,
 )
 from preblock.service.codecs.output_uses import use_of
 from preblock.service.codecs.parts import read_parts, read_placeholder, refuse_beside_parts
@@ -40,7 +39,7 @@ from preblock.service.codecs.token_rows import (
     row_fields,
     token_inputs,
 )
-from preblock.service.core.errors import Invalid, Malformed, TooLarge, read_items
+from preblock.service.core.errors import Invalid, Malformed, TooLarge, read_items, unique_names
 from preblock.service.core.types import (
     ChunkedTensor,
     EmbedResult,

@@ -24,6 +24,7 @@ is about the first one, and lists the others.
 
 import asyncio
 import reprlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import Any, TypeVar
@@ -203,3 +204,12 @@ def read_items(items: Iterable[Any], read: Callable[[int, Any], T]) -> list[T]:
         raise first
     finally:
         del first  # its traceback holds this frame, and such a cycle would keep the items
+
+
+def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dictionary; raise ValueError for a repeated name."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{name} twice")
+    return found
