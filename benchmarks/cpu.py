@@ -29,6 +29,7 @@ from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, Transform
 from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.manifest import Source
 from preblock.service.artifacts.names import EMBEDDINGS, GRAPH
+from preblock.service.runtime.loader import ModelLoader
 from preblock.service.runtime.model import CHUNK_VALUES, TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
@@ -82,7 +83,7 @@ def main() -> None:
             seeded_(frontend, 0)
             export_loaded(LoadedSource(frontend.data(), Source(kind="module")), name, root)
         for threads in (1, 2):
-            repository = Repository(root, CPU, threads)
+            repository = Repository(root, ModelLoader(threads=threads))
             for name in FRONT_ENDS:
                 missed += measure(repository.get(name), root / name / "1", threads, rounds)
     print(*missed or ["every floor is held"], sep="\n")

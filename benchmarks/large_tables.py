@@ -48,7 +48,7 @@ import json, sys, time
 from pathlib import Path
 from preblock.service.runtime.repository import Repository
 begin = time.perf_counter()
-Repository(Path(sys.argv[1]), "CPUExecutionProvider", 1, Path(sys.argv[2]))
+Repository(Path(sys.argv[1]), cache=Path(sys.argv[2]))
 print(json.dumps({"seconds": time.perf_counter() - begin}))
 """
 WORK = """

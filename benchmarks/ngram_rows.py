@@ -36,7 +36,6 @@ from preblock.service.core.settings import Settings
 from preblock.service.runtime.model import ServedModel, TokenModel
 from preblock.service.runtime.ngram_ids import open_ngram_ids
 from preblock.service.runtime.ngram_rows import StoredRows, open_ngram_rows
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.runner import Feeds, Runner
 from preblock.service.runtime.table_memory import PAGE_BYTES, TableMemory, read_file_pages
@@ -210,7 +209,7 @@ class LargeTable(Repository):
     """
 
     def __init__(self, root: Path, table: Path, rows: int) -> None:
-        super().__init__(root, CPU, 1)
+        super().__init__(root)
         self.model = with_table(super().get("ngrams"), table, rows)
         pages = rows * ROW_BYTES // PAGE_BYTES
         self.model.run({"input_ids": np.zeros((1, pages // HEADS), np.int64)}, (STORED_NGRAMS,))  # fills the page table

@@ -20,7 +20,6 @@ from preblock.service.engine import planning
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 
 LENGTHS, REQUESTS, ROUNDS = (1, 4, 16, 32, 64, 128), (2, 4, 16, 64), 15
@@ -29,7 +28,7 @@ LENGTHS, REQUESTS, ROUNDS = (1, 4, 16, 32, 64, 128), (2, 4, 16, 64), 15
 async def measure(name: str) -> None:
     """Print a line of ratios for each number of concurrent requests."""
     settings = LiveSettings(Settings())
-    asked = Engine(Repository(settings.current.repository, CPU, 1), Scheduler(1, settings), Metrics(), settings)
+    asked = Engine(Repository(settings.current.repository), Scheduler(1, settings), Metrics(), settings)
     model = asked.repository.get(name)
 
     async def ask(length: int) -> None:

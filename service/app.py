@@ -44,6 +44,7 @@ from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.process_metrics import ProcessCollector
 from preblock.service.runtime.collectors import ModelCollector
 from preblock.service.runtime.fused_embedding import BUILT
+from preblock.service.runtime.loader import ModelLoader
 from preblock.service.runtime.model_control import ModelControl, loading_hint
 from preblock.service.runtime.providers import choose_provider
 from preblock.service.runtime.repository import Repository
@@ -77,17 +78,20 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     if shared is None and settings.model_control == "explicit" and names != ["*"]:
         desired = DesiredState(loaded=frozenset(aliases.get(name, name) for name in names))
     memory = TableMemory(settings.table_memory_budget_bytes, read_token_ids(settings.table_warm_up_file))
-    repository = Repository(
-        settings.repository,
-        choice,
-        settings.intra_op_threads,
-        cache=settings.cache_dir,
-        access=access,
+    loader = ModelLoader(
+        choice=choice,
+        memory=memory,
+        threads=settings.intra_op_threads,
         gpu_mem_limit_bytes=settings.gpu_mem_limit_bytes,
-        aliases=aliases,
-        table_memory=memory,
         reference_roots=settings.reference_folders,
         open_timeout_seconds=settings.model_open_timeout_seconds,
+    )
+    repository = Repository(
+        settings.repository,
+        loader,
+        cache=settings.cache_dir,
+        access=access,
+        aliases=aliases,
         loaded=desired.loaded,
         versions=desired.versions,
         loading_hint=loading_hint(settings.model_control, settings.model_poll_interval_seconds),

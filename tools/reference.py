@@ -214,7 +214,7 @@ def write_metrics() -> str:
     registry = CollectorRegistry()
     Instruments(registry)
     with TemporaryDirectory() as empty:
-        models = [*ModelCollector(Repository(Path(empty), "cpu", 1)).collect()]
+        models = [*ModelCollector(Repository(Path(empty))).collect()]
     rows = []
     for family in (*registry.collect(), *models, *ProcessCollector().collect()):
         name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")

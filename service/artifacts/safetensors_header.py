@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from io import BufferedReader
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -10,8 +11,9 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from preblock.service.core.errors import ArtifactError
+from preblock.service.core.errors import ArtifactError, unique_names
 
+METADATA, ENTRY_FIELDS = "__metadata__", {"dtype", "shape", "data_offsets"}
 MAX_HEADER_BYTES = 100_000_000
 """Limit of the safetensors library."""
 TYPES: dict[str, np.dtype[Any]] = {
@@ -56,20 +58,49 @@ def read_header(name: str, stream: BufferedReader) -> Header:
         raise ArtifactError(name, f"a header of {length} bytes in {size}", "a safetensors file")
     content = stream.read(length)
     try:
-        document = json.loads(content)
-        found = {key: _read_tensor(entry, 8 + length) for key, entry in document.items() if key != "__metadata__"}
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        found = parse_header(content)
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(name, "a header without the places of tensors", "a safetensors file") from error
-    places = sorted((tensor.begin, tensor.end) for tensor in found.values())
-    bounds = [(8 + length, 8 + length), *places, (size, size)]
-    if any(end != begin for (_, end), (begin, _) in pairwise(bounds)):
-        raise ArtifactError(name, f"{size} bytes", f"{bounds[-2][1]} bytes of header and consecutive tensors")
+    if not cover(found, 8 + length, size):
+        end = max((tensor.end for tensor in found.values()), default=8 + length)
+        raise ArtifactError(name, f"{size} bytes", f"{end} bytes of header and consecutive tensors")
     return Header(hashlib.sha256(prefix + content).hexdigest(), found)
 
 
-def _read_tensor(entry: dict[str, Any], start: int) -> StoredTensor:
-    begin, end = entry["data_offsets"]
-    shape = tuple(entry["shape"])
-    if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)) or end < begin:
-        raise ValueError("places and sizes are whole numbers")
-    return StoredTensor(str(entry["dtype"]), shape, start + begin, start + end)
+def parse_header(content: bytes) -> dict[str, StoredTensor]:
+    """Return the tensors of a header by name, of any types and sizes; `content` follows the bytes of its length.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON object of tensors.
+
+    """
+    if content[:1] != b"{":
+        raise ValueError("a header that is no JSON object")
+    document = json.loads(content.decode(), object_pairs_hook=unique_names)
+    metadata = document.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError(f"{METADATA} that is no text by name")
+    return {name: _read_tensor(name, entry, 8 + len(content)) for name, entry in document.items()}
+
+
+def cover(tensors: Mapping[str, StoredTensor], begin: int, end: int) -> bool:
+    """Return whether tensors hold each byte from `begin` to `end` once."""
+    places = sorted((tensor.begin, tensor.end) for tensor in tensors.values())
+    bounds = [(begin, begin), *places, (end, end)]
+    return all(last == first for (_, last), (first, _) in pairwise(bounds))
+
+
+def _read_tensor(name: str, entry: Any, start: int) -> StoredTensor:
+    name.encode()  # an unpaired surrogate could not be quoted in a message
+    if not isinstance(entry, dict) or entry.keys() != ENTRY_FIELDS:
+        raise ValueError("a tensor with other fields than dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        raise ValueError("a dtype that is no text, or a shape or data_offsets that are no sizes")
+    if offsets[1] < offsets[0]:
+        raise ValueError("data_offsets that end before they begin")
+    return StoredTensor(dtype, tuple(shape), start + offsets[0], start + offsets[1])
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)

@@ -51,9 +51,9 @@ import numpy as np
 from preblock.service.codecs.chunks import raw_bytes
 from preblock.service.codecs.decode_json import digest
 from preblock.service.codecs.token_rows import token_inputs
-from preblock.service.core.decode_ops import BARE_OPS, INTEGER_OPS, DecodeMessage, Operation, RunningRows, StepOp
+from preblock.service.core.decode_ops import BARE_OPS, INTEGER_OPS, DecodeMessage, Operation, RunningRows
 from preblock.service.core.errors import Invalid, Malformed
-from preblock.service.core.types import POSITION_ROWS, EmbedResult, Int64, TokenRows
+from preblock.service.core.types import POSITION_ROWS, EmbedResult, Int64, TokenRequest, TokenRows
 
 MAGIC, VERSION = b"PRBK", 2
 HEADER = struct.Struct("<4sBBHIIIB3s")
@@ -115,7 +115,7 @@ def _step_flags(indices: tuple[str, ...]) -> Mapping[str, int]:
     return {**positions, "attention_mask": MASK_FLAG, **further, "offset": OFFSETS_FLAG}
 
 
-def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> StepOp:
+def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> TokenRequest:
     stated = "offset" in parts
     if "position_ids[1:]" in parts and "position_ids" not in parts:
         raise Invalid("flags", AXES_FLAG, f"{POSITIONS_FLAG | AXES_FLAG}, for positions of three axes")
@@ -132,7 +132,7 @@ def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> StepOp
     }
     offset = np.frombuffer(frame, "<i8", rows, at - 8 * rows).astype(np.int64) if stated else None
     further = tuple(values.pop(name) for name in AXES if name in values)
-    return StepOp(offset=offset, further_positions=further, **token_inputs(values))
+    return TokenRequest(offset=offset, further_positions=further, **token_inputs(values))
 
 
 def _read_operation(frame: bytes, name: str, rows: int, tokens: int, history: int) -> Operation:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import EMBEDDINGS
 from preblock.service.codecs.fields import drop_nulls, format_value, read_special_tokens_in_text, refuse_unknown
 from preblock.service.codecs.native_json import build_document, read_dtype, read_encoding, read_outputs, write_json
@@ -29,13 +28,13 @@ from preblock.service.core.decode_ops import (
     DecodeMessage,
     DecodeOptions,
     Operation,
-    PartsOp,
     RewindOp,
     RunningRows,
-    StepOp,
+    Step,
 )
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import EmbedResult, TokenRows
+from preblock.service.core.types import EmbedResult, PartsRequest, TokenRequest, TokenRows
+from preblock.service.runtime.model import TokenModel
 
 OPEN = "open"
 OPTIONS = ("offset", "context", "rows", "output", "dtype", "encoding", "special_tokens_in_text")
@@ -124,7 +123,7 @@ def read_message(document: Mapping[str, Any], number: int, text: bytes, indices:
     return DecodeMessage(operation, number, digest(text) if number else b"")
 
 
-def read_step(fields: Mapping[str, Any], indices: Collection[str], ignored: tuple[str, ...] = ()) -> StepOp | PartsOp:
+def read_step(fields: Mapping[str, Any], indices: Collection[str], ignored: tuple[str, ...] = ()) -> Step:
     """Read the tokens or the parts of a step; fields in `ignored` are allowed and not read.
 
     Raises:
@@ -143,13 +142,13 @@ def read_step(fields: Mapping[str, Any], indices: Collection[str], ignored: tupl
         elif name not in ("offset", *ignored):
             rows[name] = read_json_rows(name, value, empty=True)
     offset = read_offset(fields["offset"]) if "offset" in fields else None
-    return StepOp(offset=offset, further_positions=further, **token_inputs(rows))
+    return TokenRequest(offset=offset, further_positions=further, **token_inputs(rows))
 
 
-def _read_parts_step(fields: Mapping[str, Any], ignored: tuple[str, ...]) -> PartsOp:
+def _read_parts_step(fields: Mapping[str, Any], ignored: tuple[str, ...]) -> PartsRequest:
     rows = read_parts(fields.get("parts"), empty=True)
     refuse_beside_parts(fields, (*STEP_PARTS, *ignored))
-    return PartsOp(
+    return PartsRequest(
         rows=rows,
         placeholder=read_placeholder(fields["placeholder"]) if "placeholder" in fields else None,
         offset=read_offset(fields["offset"]) if "offset" in fields else None,
@@ -162,7 +161,7 @@ class Feed:
 
     options: DecodeOptions
     encoding: str
-    step: StepOp | PartsOp
+    step: Step
     chunk: int
 
 
@@ -179,7 +178,7 @@ def read_feed(fields: Mapping[str, Any], indices: Collection[str]) -> Feed:
     if type(chunk) is not int or not 1 <= chunk < 2**31:
         raise Invalid("chunk", format_value(chunk), "1 or more")
     step = read_step({name: value for name, value in fields.items() if name not in (*OPTIONS, "chunk")}, indices)
-    options.setdefault("rows", len(step.rows if isinstance(step, PartsOp) else step.input_ids.lengths))
+    options.setdefault("rows", len(step.rows if isinstance(step, PartsRequest) else step.input_ids.lengths))
     return Feed(*read_options(options), step, chunk)
 
 
@@ -202,15 +201,14 @@ def write_answer(answer: EmbedResult, encoding: str, number: int) -> bytes:
     return write_json(document | {"step": number} if number else document)
 
 
-def write_opened(
-    name: str, version: int, identity: str, manifest: Manifest, running: RunningRows, outputs: tuple[str, ...]
-) -> bytes:
+def write_opened(model: TokenModel, running: RunningRows, outputs: tuple[str, ...]) -> bytes:
     """Write the answer to an opening message."""
+    manifest = model.manifest
     return write_json(
         {
-            "model": name,
-            "version": version,
-            "identity": identity,
+            "model": model.name,
+            "version": model.version,
+            "identity": model.identity,
             "max_len": manifest.max_len,
             "outputs": {output: manifest.widths[output] for output in outputs},
             "indices": list(manifest.indices),

@@ -1,7 +1,6 @@
 """Checks of the fields of a request, the same for all protocols."""
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -84,14 +83,6 @@ def read_one_text(field: str, value: Any) -> str:
 def drop_nulls(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return an object without its null members, which count as absent."""
     return {name: value for name, value in document.items() if value is not None}
-
-
-def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs of a JSON object as a dictionary; raise ValueError for a repeated name."""
-    for name, count in Counter(name for name, _ in pairs).items():
-        if count > 1:
-            raise ValueError(f"{name} twice")
-    return dict(pairs)
 
 
 def format_value(value: Any) -> Any:

@@ -21,12 +21,12 @@ from preblock.service.codecs.fields import (
     refuse_beside_text,
     refuse_special_tokens_in_text,
     refuse_unknown,
-    unique_names,
 )
 from preblock.service.codecs.output_uses import use_of
 from preblock.service.codecs.parts import read_parts, read_placeholder, refuse_beside_parts
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
 from preblock.service.codecs.token_rows import (
+    INTEGER,
     POSITIONS,
     read_array_positions,
     read_array_rows,
@@ -39,7 +39,7 @@ from preblock.service.codecs.token_rows import (
     row_fields,
     token_inputs,
 )
-from preblock.service.core.errors import Invalid, Malformed, TooLarge, read_items
+from preblock.service.core.errors import Invalid, Malformed, TooLarge, read_items, unique_names
 from preblock.service.core.types import (
     ChunkedTensor,
     EmbedResult,
@@ -315,6 +315,40 @@ def read_bias(fields: Mapping[str, Any]) -> tuple[PairwiseBiasRequest, str]:
     return PairwiseBiasRequest(**lengths, dtype=read_dtype(fields)), read_encoding(fields)
 
 
+def read_position_query(query: Mapping[str, str]) -> tuple[int, int | None, str]:
+    """Return the parameters `first` (default 0), `count` (None without one) and `encoding`.
+
+    Raises:
+        Invalid: a parameter is unknown or of the wrong type.
+
+    """
+    refuse_unknown(query, ("first", "count", "encoding"))
+    return _read_query_integer(query, "first") or 0, _read_query_integer(query, "count"), read_encoding(query)
+
+
+def read_neighbour_query(query: Mapping[str, str]) -> tuple[int, int | None]:
+    """Return the parameters `id` (required) and `count` (None without one).
+
+    Raises:
+        Invalid: a parameter is missing, unknown or of the wrong type.
+
+    """
+    refuse_unknown(query, ("id", "count"))
+    token = _read_query_integer(query, "id")
+    if token is None:
+        raise Invalid("id", "nothing", "the id of a token")
+    return token, _read_query_integer(query, "count")
+
+
+def _read_query_integer(query: Mapping[str, str], name: str) -> int | None:
+    text = query.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"-?[0-9]{1,19}", text):
+        raise Invalid(name, repr(text), INTEGER)
+    return read_integer(name, int(text))
+
+
 def read_outputs(output: Any) -> tuple[str, ...]:
     """Read the names of outputs: a list, or text with commas between them.
 
@@ -373,15 +407,9 @@ def build_document(answer: Result, encoding: str) -> dict[str, Any]:
             for name, data in written.items()
         }
     if isinstance(answer, EmbedResult):
-        document["next_offset"] = answer.next_offset
-        if answer.next_context is not None:
-            document["next_context"] = answer.next_context
-        if answer.position_delta is not None:
-            document["position_delta"] = answer.position_delta
-        if answer.ragged:
-            document["lengths"] = answer.lengths
-        if answer.truncated is not None:
-            document["truncated"] = answer.truncated
+        document |= answer.row_values
+        if not answer.ragged:
+            del document["lengths"]
         if answer.input_ids is not None and answer.spans is not None:
             ends = answer.input_ids.starts[1:]
             document |= {"input_ids": np.split(answer.input_ids.values, ends), "spans": np.split(answer.spans, ends)}

@@ -114,27 +114,40 @@ def read_embeddings(document: Mapping[str, Any], model: str, manifest: Manifest)
             "use_activation", activation, "false, or another pooling, since only pooled vectors are normalized"
         )
     embed_dtype = read_choice("embed_dtype", document.get("embed_dtype", "float32"), DTYPES)
-    special_tokens = document.get("add_special_tokens")
-    if special_tokens is not None:
-        special_tokens = read_flag("add_special_tokens", special_tokens)
     wanted: dict[str, Any] = {
         "pooling": pooling,
         "dimensions": read_dimensions(document.get("dimensions"), pooling, manifest),
         "normalize": activation,
-        "special_tokens_in_text": read_special_tokens_in_text(document),
         "dtype": embed_dtype if encoding == "base64" else "float32",
         **_read_truncation(document, manifest.limit),
     }
-    value = document.get("input")
-    if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], str)):
-        text = TextRequest(text=read_text("input", value), special_tokens=special_tokens, **wanted)
-        return EmbedMessage(text, encoding)
+    return EmbedMessage(read_inputs(document, "input", wanted, special_tokens=read_added_tokens(document)), encoding)
+
+
+def read_added_tokens(document: Mapping[str, Any]) -> bool | None:
+    """Return whether the tokenizer adds its special tokens to a text; None for the default of the model."""
+    value = document.get("add_special_tokens")
+    return None if value is None else read_flag("add_special_tokens", value)
+
+
+def read_inputs(
+    document: Mapping[str, Any], field: str, wanted: Mapping[str, Any], **of_text: Any
+) -> TextRequest | TokenRequest:
+    """Read texts, or rows of token ids, with the options of both and those of texts alone.
+
+    Raises:
+        Invalid: `field` is missing, or a value is not allowed.
+
+    """
+    value, wanted = document.get(field), {**wanted, IN_TEXT: read_special_tokens_in_text(document)}
     if value is None:
-        raise Invalid("input", "nothing", INPUT_FORMS, message=f"input is required: {INPUT_FORMS}")
+        raise Invalid(field, "nothing", INPUT_FORMS, message=f"{field} is required: {INPUT_FORMS}")
+    if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], str)):
+        return TextRequest(text=read_text(field, value), **of_text, **wanted)
     if not isinstance(value, list):
-        raise Invalid("input", value, INPUT_FORMS)
+        raise Invalid(field, value, INPUT_FORMS)
     refuse_special_tokens_in_text(document.get(IN_TEXT))
-    return EmbedMessage(TokenRequest(input_ids=read_json_rows("input", value), **wanted), encoding)
+    return TokenRequest(input_ids=read_json_rows(field, value), **wanted)
 
 
 def lacks_sentences(model: str) -> str:
@@ -241,29 +254,25 @@ def write_list(items: Iterable[Any]) -> Iterator[Buffer]:
 
 def error_document(error: PreblockError, status: int) -> dict[str, Any]:
     """Return an error with the field names, the message, the type and the code of the OpenAI API."""
-    document = _error_document(error, status)
-    document["error"] |= error.item_fields
-    return document
-
-
-def _error_document(error: PreblockError, status: int) -> dict[str, Any]:
+    param: str | None
     param, message = rename_field(error, FIELD_NAMES, (r"\binput_ids\b", "input"))
+    code = kind = None
     match error:
         case NotFound() | Forbidden() if error.field in ("model", "version"):
-            return error_body(_missing_model(error), status, "model", "model_not_found")
+            message, param, code = _missing_model(error), "model", "model_not_found"
         case Unauthenticated():
             hint = "Send a key of this service in the header Authorization: Bearer KEY."
-            return error_body(f"The API key is missing or incorrect. {hint}", status, None, "invalid_api_key")
+            message, param, code = f"The API key is missing or incorrect. {hint}", None, "invalid_api_key"
         case Invalid() if error.field == "field":
-            return error_body(str(error), status, error.got, "unknown_parameter")
+            message, param, code = str(error), error.got, "unknown_parameter"
         case RateLimited():
-            return error_body(message, status, None, "rate_limit_exceeded", "requests")
+            param, code, kind = None, "rate_limit_exceeded", "requests"
         case Invalid() if error.field.endswith("+ tokens"):
-            return error_body(_too_long(error, param), status, param, "context_length_exceeded")
+            message, code = _too_long(error, param), "context_length_exceeded"
         case TooLarge() if error.got.endswith(" tokens"):
-            kind = "max_tokens_per_request"
-            return error_body(message, status, param, kind, kind)
-    return error_body(message, status, param if isinstance(error, ClientFault) else None)
+            code = kind = "max_tokens_per_request"
+    document = error_body(message, status, param if isinstance(error, ClientFault) else None, code, kind)
+    return {"error": document["error"] | error.item_fields}
 
 
 def _missing_model(error: NotFound | Forbidden) -> str:

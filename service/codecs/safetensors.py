@@ -4,7 +4,6 @@ A file holds the length of a header in 8 bytes, the header in JSON, and the valu
 and writes the format, because the library copies every tensor and needs torch for bfloat16.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,16 +12,13 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.safetensors_header import TYPES
+from preblock.service.artifacts.safetensors_header import METADATA, TYPES, cover, parse_header
 from preblock.service.codecs.chunks import Part, as_bytes
-from preblock.service.codecs.fields import unique_names
 from preblock.service.codecs.output_uses import use_of
-from preblock.service.core.errors import Malformed
+from preblock.service.core.errors import Malformed, shorten
 from preblock.service.core.types import EmbedResult, Result, Tensor
 
 TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
-METADATA = "__metadata__"
-ENTRY_FIELDS = {"dtype", "shape", "data_offsets"}
 MAX_HEADER_BYTES = 2**16
 """Far more than the header of any valid request; it bounds the time of parsing."""
 
@@ -46,42 +42,18 @@ def _read(body: bytes) -> dict[str, NDArray[Any]]:
     length = int.from_bytes(body[:8], "little")
     if len(body) < 8 + length or length > MAX_HEADER_BYTES:
         raise ValueError(f"its header has {length} bytes, the body {len(body)}; expected at most {MAX_HEADER_BYTES}")
-    if body[8:9] != b"{":
-        raise ValueError("a header that is no JSON object")
-    header = json.loads(body[8 : 8 + length].decode(), object_pairs_hook=unique_names)
-    metadata = header.pop(METADATA, {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError(f"{METADATA} that is no text by name")
-    data, tensors, last = memoryview(body)[8 + length :], {}, 0
-    for begin, end, name, dtype, shape in sorted(_entry(name, entry) for name, entry in header.items()):
-        if begin != last or end > len(data):
-            raise ValueError(f"data_offsets [{begin}, {end}] after {last}, of {len(data)} bytes")
-        tensors[name] = np.frombuffer(data[begin:end], TYPES[dtype]).reshape(shape)
-        last = end
-    if last != len(data):
-        raise ValueError(f"{len(data)} bytes of data, where the header describes {last}")
-    return tensors
-
-
-def _entry(name: str, entry: Any) -> tuple[int, int, str, str, list[int]]:
-    """Return begin, end, name, dtype and shape of a tensor; raise ValueError if they disagree."""
-    name.encode()  # an unpaired surrogate could not be quoted in a message
-    if not isinstance(entry, dict) or entry.keys() != ENTRY_FIELDS:
-        raise ValueError("a tensor with other fields than dtype, shape and data_offsets")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in TYPES:
-        raise ValueError(f"a dtype that is none of {', '.join(TYPES)}")
-    if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
-        raise ValueError("a shape or data_offsets that are no sizes")
-    # Python integers: the product of declared sizes cannot overflow.
-    declared = TYPES[dtype].itemsize * math.prod(shape)
-    if offsets[1] - offsets[0] != declared:
-        raise ValueError(f"{offsets[1] - offsets[0]} bytes for {dtype} of {declared} bytes")
-    return offsets[0], offsets[1], name, dtype, shape
-
-
-def _sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+    tensors = parse_header(body[8 : 8 + length])
+    if not cover(tensors, 8 + length, len(body)):
+        raise ValueError(f"data_offsets that do not describe each of {len(body) - 8 - length} bytes once")
+    for dtype, shape, begin, end in tensors.values():
+        # Python integers: the product of declared sizes cannot overflow.
+        if dtype not in TYPES or end - begin != TYPES[dtype].itemsize * math.prod(shape):
+            raise ValueError(f"{end - begin} bytes of {shorten(dtype)} {shorten(shape)}; dtypes: {', '.join(TYPES)}")
+    view = memoryview(body)
+    return {
+        name: np.frombuffer(view[tensor.begin : tensor.end], TYPES[tensor.dtype]).reshape(tensor.shape)
+        for name, tensor in tensors.items()
+    }
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Part]:
@@ -102,13 +74,7 @@ def write_result(answer: Result) -> list[Part]:
     """Write the outputs of a result; for tokens also the lengths, next offsets and next contexts of the rows."""
     tensors: dict[str, Tensor] = dict(answer.tensors)
     if isinstance(answer, EmbedResult):
-        tensors |= {"next_offset": answer.next_offset, "lengths": answer.lengths}
-        if answer.next_context is not None:
-            tensors["next_context"] = answer.next_context
-        if answer.position_delta is not None:
-            tensors["position_delta"] = answer.position_delta
-        if answer.truncated is not None:
-            tensors["truncated"] = answer.truncated
+        tensors |= answer.row_values
         if answer.input_ids is not None and answer.spans is not None:
             tensors |= {"input_ids": answer.input_ids.values, "spans": answer.spans}
     metadata = {"model": answer.model, "version": str(answer.version)}

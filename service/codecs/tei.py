@@ -12,23 +12,18 @@ import orjson
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import MAX_JSON_VALUES, LazyText, Part
 from preblock.service.codecs.fields import (
-    IN_TEXT,
     list_ignored,
     read_choice,
     read_flag,
-    read_special_tokens_in_text,
-    refuse_special_tokens_in_text,
     rename_field,
 )
 from preblock.service.codecs.native_json import (
     check_finite,
-    read_text,
     to_json_numbers,
     write_json_parts,
     write_numbers,
 )
-from preblock.service.codecs.openai import INPUT_FORMS, lacks_sentences, read_dimensions, write_list
-from preblock.service.codecs.token_rows import read_json_rows
+from preblock.service.codecs.openai import lacks_sentences, read_added_tokens, read_dimensions, read_inputs, write_list
 from preblock.service.core.errors import (
     ClientFault,
     Invalid,
@@ -80,13 +75,9 @@ def read_embed_all(document: Mapping[str, Any], _model: str, _manifest: Manifest
 
 def read_tokenize(document: Mapping[str, Any], _model: str, _manifest: Manifest) -> Message:
     """Read a request for the tokens of texts; raise as `read_embed` does."""
-    ignored, special = _list_ignored(document, TOKENIZER_FIELDS), document.get("add_special_tokens")
-    wanted: dict[str, Any] = {
-        "spans": True,
-        "special_tokens": None if special is None else read_flag("add_special_tokens", special),
-        "truncate": "right",  # lets the engine mark the special tokens; nothing is cut before a run
-    }
-    text = _read_inputs(document, wanted)
+    ignored = _list_ignored(document, TOKENIZER_FIELDS)
+    # `truncate` lets the engine mark the special tokens; nothing is cut before a run.
+    text = _read_inputs(document, {"truncate": "right"}, spans=True, special_tokens=read_added_tokens(document))
     if not isinstance(text, TextRequest):
         raise Invalid("inputs", document["inputs"], "a string or a list of strings")
     return text, ignored
@@ -103,20 +94,10 @@ def _read_truncation(document: Mapping[str, Any]) -> str | None:
     return direction.lower() if read_flag("truncate", document.get("truncate", False)) else None
 
 
-def _read_inputs(document: Mapping[str, Any], wanted: Mapping[str, Any]) -> TextRequest | TokenRequest:
-    value = document.get("inputs")
-    wanted = {**wanted, "special_tokens_in_text": read_special_tokens_in_text(document)}
-    if value is None:
-        raise Invalid("inputs", "nothing", INPUT_FORMS, message=f"inputs is required: {INPUT_FORMS}")
-    if value in ("", []):
+def _read_inputs(document: Mapping[str, Any], wanted: Mapping[str, Any], **of_text: Any) -> TextRequest | TokenRequest:
+    if (value := document.get("inputs")) in ("", []):
         raise Malformed("inputs", repr(value), "at least one text of at least one character")
-    if isinstance(value, str) or (isinstance(value, list) and isinstance(value[0], str)):
-        return TextRequest(text=read_text("inputs", value), **wanted)
-    if not isinstance(value, list):
-        raise Invalid("inputs", value, INPUT_FORMS)
-    refuse_special_tokens_in_text(document.get(IN_TEXT))
-    options = {name: option for name, option in wanted.items() if name not in ("spans", "special_tokens")}
-    return TokenRequest(input_ids=read_json_rows("inputs", value), **options)
+    return read_inputs(document, "inputs", wanted, **of_text)
 
 
 def write_embed(answer: EmbedResult) -> list[Part]:

@@ -14,7 +14,7 @@ from preblock.service.core.types import POSITION_ROWS, Int64, TokenRows
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 INTEGER = "a 64-bit integer"
 INPUTS = ("input_ids", "position_ids", "attention_mask")
-"""Inputs with an argument of their own in `TokenRequest` and `StepOp`; the others are `indices`."""
+"""Inputs with an argument of their own in `TokenRequest`; the others are `indices`."""
 POSITIONS, AXES = "position_ids", 3
 """The input with one position for each token, or with one on each axis: time, height and width."""
 LISTS = "a list of integers, or a list of such rows"
@@ -28,7 +28,7 @@ def row_fields(indices: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def token_inputs(rows: dict[str, TokenRows]) -> dict[str, Any]:
-    """Return inputs by name as arguments of `TokenRequest` or `StepOp`; this takes the inputs out of `rows`."""
+    """Return inputs by name as arguments of `TokenRequest`; this takes the inputs out of `rows`."""
     return {name: rows.pop(name) for name in INPUTS if name in rows} | {"indices": rows}
 
 

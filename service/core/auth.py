@@ -100,7 +100,7 @@ class Authenticator:
         self._callers = self._own
         self.needs_key = file is not None or key is not None
         if file is not None:
-            self._watcher = FileWatcher(file)
+            self._watcher = FileWatcher("API key file", "keys", file)
             self._callers = [*self._own, *read_keys(file)]
 
     def authenticate(self, authorization: bytes | None) -> None:
@@ -156,14 +156,8 @@ class Authenticator:
 
     def _load(self) -> list[Principal] | None:
         """Return the callers of a changed and valid file, else None."""
-        if self._file is None or not self._watcher.changed():
-            return None
-        try:
-            return [*self._own, *read_keys(self._file)]
-        except Invalid as error:
-            if self._watcher.reject(error):
-                LOG.warning("API key file rejected, keeping the previous keys: %s", error)
-            return None
+        file = self._file
+        return None if file is None else self._watcher.load(lambda: [*self._own, *read_keys(file)], LOG.warning)
 
     def _use(self, callers: list[Principal]) -> None:
         # A file that was cut between two entries is valid. The numbers let an operator see it.

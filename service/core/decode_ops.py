@@ -3,14 +3,13 @@
 Letters: R rows of the stream, T tokens of a step.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from preblock.service.core.errors import Conflict, Invalid, TooLarge
-from preblock.service.core.types import GivenVectors, Int64, RowPart, TokenRows, VectorPlaceholder, per_row
+from preblock.service.core.types import Int64, PartsRequest, TokenRequest, TokenRows, per_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,64 +32,6 @@ class DecodeOptions:
     outputs: tuple[str, ...] = ("embeddings",)
     dtype: str = "float32"
     special_tokens_in_text: str = "allow"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOp:
-    """The next tokens.
-
-    Args:
-        input_ids: T ids in R rows; some rows may be empty, but not all.
-        offset: int64 (1,) or (R,), offsets expected by the client; None skips the check.
-        position_ids: position index of each token; None: they follow the running offsets. With `further_positions`, on
-            the axis of time.
-        further_positions: positions on the axes of height and of width; empty for one axis.
-        attention_mask: 1 for a real token, 0 for padding; None: all are real.
-        indices: extra integers per token, by input.
-        given: vectors in place of those of some tokens; None without any.
-
-    """
-
-    name: ClassVar[str] = "step"
-    input_ids: TokenRows
-    offset: Int64 | None = None
-    position_ids: TokenRows | None = None
-    further_positions: tuple[TokenRows, ...] = ()
-    attention_mask: TokenRows | None = None
-    indices: Mapping[str, TokenRows] = field(default_factory=dict)
-    given: GivenVectors | None = None
-
-    def columns(self, begin: int, end: int) -> "StepOp":
-        """Return the tokens from `begin` up to `end` of each row, without an offset."""
-        position, mask, given = self.position_ids, self.attention_mask, self.given
-        if given is not None:
-            ids = self.input_ids
-            given = given.kept(TokenRows(np.arange(len(ids.values)), ids.lengths).columns(begin, end).values)
-        return StepOp(
-            input_ids=self.input_ids.columns(begin, end),
-            position_ids=None if position is None else position.columns(begin, end),
-            further_positions=tuple(rows.columns(begin, end) for rows in self.further_positions),
-            attention_mask=None if mask is None else mask.columns(begin, end),
-            indices={name: rows.columns(begin, end) for name, rows in self.indices.items()},
-            given=given,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartsOp:
-    """The next tokens of each row, as rows made of parts.
-
-    Args:
-        rows: R rows of parts; some rows may be empty, but not all.
-        placeholder: as in `PartsRequest`.
-        offset: int64 (1,) or (R,), offsets expected by the client; None skips the check.
-
-    """
-
-    name: ClassVar[str] = StepOp.name
-    rows: tuple[tuple[RowPart, ...], ...]
-    placeholder: VectorPlaceholder | None = None
-    offset: Int64 | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +90,10 @@ INTEGER_OPS: dict[str, type[RowsOp]] = {kind.name: kind for kind in (RewindOp, R
 BARE_OPS: dict[str, type[RowsOp]] = {kind.name: kind for kind in (PingOp, CloseOp)}
 """Operations without arguments, by name."""
 
-Operation = StepOp | PartsOp | RowsOp
+STEP = "step"
+Step = TokenRequest | PartsRequest
+"""The next tokens of R rows; some rows may be empty, but not all. `offset` is the one that the client expects."""
+Operation = Step | RowsOp
 
 
 class RunningRows(NamedTuple):
@@ -184,6 +128,11 @@ class DecodeMessage:
     operation: Operation
     number: int = 0
     digest: bytes = b""
+
+    @property
+    def name(self) -> str:
+        """The name of the operation."""
+        return self.operation.name if isinstance(self.operation, RowsOp) else STEP
 
 
 def offsets_after(operation: RowsOp, running: Int64, limit: int, max_rows: int) -> Int64:

@@ -24,6 +24,7 @@ is about the first one, and lists the others.
 
 import asyncio
 import reprlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import Any, TypeVar
@@ -65,6 +66,7 @@ class PreblockError(Exception):
         expected: the accepted values.
         message: the whole sentence, for errors about something other than a value; default: "FIELD: got …, expected …".
         items: ascending indices of all items at fault, in a list of rows, texts or values; empty without such a list.
+        hint: how the value can become an accepted one, after the default message; default: nothing.
 
     """
 
@@ -72,13 +74,21 @@ class PreblockError(Exception):
     """Seconds until a retry may succeed; None if it cannot."""
 
     def __init__(
-        self, field: str, got: object, expected: str, *, message: str | None = None, items: Collection[Any] = ()
+        self,
+        field: str,
+        got: object,
+        expected: str,
+        *,
+        message: str | None = None,
+        items: Collection[Any] = (),
+        hint: str = "",
     ) -> None:
         self.field = field
         self.got = shorten(got)
         self.expected = expected
-        self.items = items
-        super().__init__(message or f"{field}: got {self.got}, expected {expected}")
+        self.items, self.hint = items, hint
+        end = f"; {hint}" if hint else ""
+        super().__init__(message or f"{field}: got {self.got}, expected {expected}{end}")
 
     def __str__(self) -> str:
         """Return the message, with the indices of several bad items."""
@@ -120,14 +130,7 @@ class Unauthenticated(ClientFault):
 
 
 class NotFound(ClientFault):
-    """The model or version does not exist; `hint` says how it can come to exist."""
-
-    def __init__(self, field: str, got: object, expected: str, *, hint: str = "", message: str | None = None) -> None:
-        end = f"; {hint}" if hint else ""
-        super().__init__(
-            field, got, expected, message=message or f"{field}: got {shorten(got)}, expected {expected}{end}"
-        )
-        self.hint = hint
+    """The model or version does not exist."""
 
 
 class Forbidden(ClientFault):
@@ -149,11 +152,7 @@ class TooLarge(ClientFault):
 class RateLimited(ClientFault):
     """The caller sends too many requests; a retry succeeds after `retry_after` seconds."""
 
-    def __init__(
-        self, field: str, got: object, expected: str, retry_after: int = 1, *, message: str | None = None
-    ) -> None:
-        super().__init__(field, got, expected, message=message)
-        self.retry_after = retry_after
+    retry_after = 1
 
 
 class UnsupportedFormat(ClientFault):
@@ -205,3 +204,12 @@ def read_items(items: Iterable[Any], read: Callable[[int, Any], T]) -> list[T]:
         raise first
     finally:
         del first  # its traceback holds this frame, and such a cycle would keep the items
+
+
+def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dictionary; raise ValueError for a repeated name."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{name} twice")
+    return found

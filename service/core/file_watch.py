@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from preblock.service.core.errors import Invalid
 from preblock.service.core.files import FileSignature, signature_of
 from preblock.service.core.tasks import start_thread
 
@@ -28,15 +29,32 @@ class FileWatcher:
     """Finds changes of regular files and of links to them, as Kubernetes mounts secrets.
 
     Args:
+        title: of the files, for the log.
+        kept: what the service keeps in use instead of files that are not valid, for the log.
         files: may be missing for a while.
 
     """
 
-    def __init__(self, *files: Path) -> None:
-        self._files = files
+    def __init__(self, title: str, kept: str, *files: Path) -> None:
+        self._title, self._kept, self._files = title, kept, files
         self._signatures = [_read_signature(file) for file in files]
         self._rejection = ""
         self._repeats = False
+
+    def load(self, read: Callable[[], Result], report: Callable[[str, Exception], object]) -> Result | None:
+        """Return the result of `read` if a file has changed, and it can be used; else None.
+
+        `report` gets the format of a log line and the error of files that cannot be used, unless it is the last one
+        again.
+        """
+        if not self.changed():
+            return None
+        try:
+            return read()
+        except (Invalid, OSError) as error:
+            if self._rejects(error):
+                report(f"{self._title} rejected, keeping the previous {self._kept}: %s", error)
+            return None
 
     def changed(self) -> bool:
         """Return whether a file has changed since the last call, or could not be read."""
@@ -47,7 +65,11 @@ class FileWatcher:
             return True
         return repeats
 
-    def reject(self, error: Exception) -> bool:
+    def repeat(self) -> None:
+        """Count the files as changed at the next look at them."""
+        self._repeats = True
+
+    def _rejects(self, error: Exception) -> bool:
         """Take an error in the use of the changed files, and return whether to log it: it is not the last one again.
 
         If the system could not read a file, the next poll returns True: the same file may be readable by then.

@@ -5,9 +5,10 @@ import logging
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -51,6 +52,20 @@ MAX_SECONDS = 10**9
 WholeSeconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 LOG = logging.getLogger(__name__)
+
+
+def _is_host(text: str) -> bool:
+    """Return whether a text is a name or "*"; raise ValueError for other texts that are no addresses."""
+    return re.fullmatch(r"\*|[A-Za-z0-9._-]+", text) is not None or bool(ip_address(text))
+
+
+ITEMS: Mapping[str, tuple[Callable[[str], object], str]] = {
+    "reference_roots": (os.path.isabs, "absolute folders such as /srv/checkpoints"),
+    "cors_origins": (re.compile(r"\*|https?://[^/\s,*]+").fullmatch, "origins such as https://pages.example, or *"),
+    "allowed_hosts": (_is_host, "names or addresses without a port, such as models.example, or *"),
+    "trusted_proxies": (ip_network, "addresses or networks such as 10.0.0.0/8"),
+}
+"""Settings with lists: a function whose result is false, or that raises ValueError, for a bad item; and good ones."""
 
 
 def _default_cache_dir() -> Path:
@@ -270,41 +285,16 @@ class Settings(BaseModel):
             raise ValueError(f"no name, because model_control is {mode}; only with explicit are models loaded by name")
         return text
 
-    @field_validator("reference_roots")
+    @field_validator(*ITEMS)
     @classmethod
-    def _check_roots(cls, text: str | None) -> str | None:
-        if not all(Path(folder).is_absolute() for folder in split_list(text)):
-            raise ValueError("comma-separated absolute folders such as /srv/checkpoints")
-        return text
-
-    @field_validator("cors_origins")
-    @classmethod
-    def _check_origins(cls, text: str | None) -> str | None:
-        if not all(re.fullmatch(r"\*|https?://[^/\s,*]+", origin) for origin in split_list(text)):
-            raise ValueError("comma-separated origins such as https://pages.example, or *")
-        return text
-
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _check_hosts(cls, text: str | None) -> str | None:
+    def _check_items(cls, text: str | None, info: ValidationInfo) -> str | None:
+        read, expected = ITEMS[info.field_name or ""]
         try:
-            for host in split_list(text):
-                if not re.fullmatch(r"\*|[A-Za-z0-9._-]+", host):
-                    ip_address(host)
-        except ValueError as error:
-            raise ValueError(
-                "comma-separated names or addresses without a port, such as models.example, or *"
-            ) from error
-        return text
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _check_proxies(cls, text: str | None) -> str | None:
-        try:
-            for network in split_list(text):
-                ip_network(network)
-        except ValueError as error:
-            raise ValueError("comma-separated addresses or networks such as 10.0.0.0/8") from error
+            accepted = all(map(read, split_list(text)))
+        except ValueError:
+            accepted = False
+        if not accepted:
+            raise ValueError(f"comma-separated {expected}")
         return text
 
 
@@ -439,9 +429,11 @@ class LiveSettings:
     def __init__(self, settings: Settings, log_changes: bool | None = None) -> None:
         self.use(settings)
         self._log_changes = settings.workers == 1 if log_changes is None else log_changes
-        self._watcher = None if settings.config_file is None else FileWatcher(settings.config_file)
-        # A pipe, such as <(…) of a shell, can be read only once.
-        self._first = settings.config_file is not None and settings.config_file.is_file()
+        file = settings.config_file
+        self._watcher = None if file is None else FileWatcher("settings file", "settings", file)
+        # The file may change before the first look at it. A pipe, such as <(…) of a shell, can be read only once.
+        if self._watcher is not None and file is not None and file.is_file():
+            self._watcher.repeat()
 
     def use(self, settings: Settings) -> None:
         """Make `settings` the current ones."""
@@ -463,17 +455,14 @@ class LiveSettings:
     def _load(self) -> Settings | None:
         """Return the settings of a changed and valid file, else None."""
         file = self.current.config_file
-        # The file may have changed between the start and the first call.
-        if self._watcher is None or file is None or (not self._watcher.changed() and not self._first):
+        if self._watcher is None or file is None:
             return None
-        self._first = False
-        try:
+
+        def read() -> Settings:
             check_regular(file)
             return self.current.reload()
-        except (Invalid, OSError) as error:
-            if self._watcher.reject(error):
-                self._log(logging.WARNING, "settings file rejected, keeping the previous settings: %s", error)
-            return None
+
+        return self._watcher.load(read, partial(self._log, logging.WARNING))
 
     def _change(self, after: Settings) -> bool:
         before = self.current

@@ -77,7 +77,8 @@ class CertificateFiles:
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
         self.certificate, self.key, self.client_ca = certificate, key, client_ca
-        self._watcher = FileWatcher(*(file for file in (certificate, key, client_ca) if file is not None))
+        files = [file for file in (certificate, key, client_ca) if file is not None]
+        self._watcher = FileWatcher("TLS files", "certificate", *files)
         self._watch: asyncio.Task[None] | None = None
         self._check()
 
@@ -95,15 +96,12 @@ class CertificateFiles:
 
     def reload(self, read: Callable[[], Result]) -> Result | None:
         """Return the result of `read` if a file has changed and all are valid, else None; this may block."""
-        if not self._watcher.changed():
-            return None
-        try:
-            self._check()
+
+        def check_and_read() -> Result:
+            self._check()  # for example, the certificate is new and its key still old
             return read()
-        except (Invalid, OSError) as error:  # for example, the certificate is new and its key still old
-            if self._watcher.reject(error):
-                LOG.warning("TLS files rejected, keeping the previous certificate: %s", error)
-            return None
+
+        return self._watcher.load(check_and_read, LOG.warning)
 
     def refuse(self, error: Exception) -> Invalid:
         """Return the error for a certificate and a key that cannot be used, because of `error`."""

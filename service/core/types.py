@@ -5,7 +5,7 @@ Letters: B batch, T tokens of all rows, N given vectors, D output width.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -253,7 +253,8 @@ class TokenRequest(EmbedOptions):
         attention_mask: 1 for a real token, 0 for padding; None if all are real.
         indices: extra integers per token, by input, such as the segments `token_type_ids`; default 0.
         special: bool (T,), special tokens of the tokenizer, kept by truncation; None without a text.
-        spans: int64 (T, 2), as in `Encoding`; None unless requested.
+        spans: int64 (T, 2), first character of each token in its text, and the one after its last; equal for a special
+            token. None unless requested.
         sequence: sequence of the request; None without one.
         given: vectors in place of those of some tokens; None without any.
         new_rows: bool (B,), rows without earlier tokens, with a `context` that stands for none; None for no such row.
@@ -270,6 +271,34 @@ class TokenRequest(EmbedOptions):
     sequence: SequenceRef | None = None
     given: GivenVectors | None = None
     new_rows: Bools | None = None
+
+    @property
+    def further_inputs(self) -> dict[str, TokenRows]:
+        """The inputs beside the ids with a value for each token, by their names in error messages."""
+        axes = () if self.position_ids is None else (self.position_ids, *self.further_positions)
+        names = ["position_ids"] if len(axes) == 1 else [f"position_ids[{axis}]" for axis in range(len(axes))]
+        mask = {} if self.attention_mask is None else {"attention_mask": self.attention_mask}
+        return {**dict(zip(names, axes, strict=True)), **mask, **self.indices}
+
+    def change_rows(self, change: Callable[[TokenRows], TokenRows], **others: Any) -> "TokenRequest":
+        """Return the request with `change` of each input that has a value for each token, and with `others`."""
+        position, mask = self.position_ids, self.attention_mask
+        return replace(
+            self,
+            input_ids=change(self.input_ids),
+            position_ids=None if position is None else change(position),
+            further_positions=tuple(map(change, self.further_positions)),
+            attention_mask=None if mask is None else change(mask),
+            indices={name: change(rows) for name, rows in self.indices.items()},
+            **others,
+        )
+
+    def columns(self, begin: int, end: int) -> "TokenRequest":
+        """Return the tokens from `begin` up to `end` of each row, without an offset."""
+        ids, given = self.input_ids, self.given
+        if given is not None:
+            given = given.kept(TokenRows(np.arange(len(ids.values)), ids.lengths).columns(begin, end).values)
+        return self.change_rows(lambda rows: rows.columns(begin, end), offset=None, given=given)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -308,25 +337,6 @@ class PartsRequest(EmbedOptions):
     rows: tuple[tuple[RowPart, ...], ...]
     placeholder: VectorPlaceholder | None = None
     sequence: SequenceRef | None = None
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """The tokens of texts.
-
-    Args:
-        input_ids: a row of ids for each text.
-        token_type_ids: segment of each token; None unless requested.
-        special: bool (T,), whether the tokenizer added the token to the text; None unless requested.
-        spans: int64 (T, 2), first character of each token in the text, and the one after its last; equal for a special
-            token. None unless requested.
-
-    """
-
-    input_ids: TokenRows
-    token_type_ids: TokenRows | None
-    special: Bools | None
-    spans: Int64 | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -481,7 +491,7 @@ class EmbedResult(Result):
         position_delta: int64 (B,), next position - `next_offset`; None without positions of three axes.
         truncated: int64 (B,), number of removed tokens of each row; None without `truncate`.
         input_ids: embedded ids; None unless requested.
-        spans: int64 (T, 2), characters of each token, as in `Encoding`; None unless requested.
+        spans: int64 (T, 2), characters of each token, as in `TokenRequest`; None unless requested.
 
     """
 
@@ -497,3 +507,9 @@ class EmbedResult(Result):
     def ragged(self) -> bool:
         """Whether rows differ in length."""
         return bool((self.lengths != self.lengths[0]).any())
+
+    @property
+    def row_values(self) -> dict[str, Int64]:
+        """The integers of each row that the result has, by their names in every protocol."""
+        names = "next_offset", "next_context", "position_delta", "lengths", "truncated"
+        return {name: values for name in names if (values := getattr(self, name)) is not None}

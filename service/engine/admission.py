@@ -105,9 +105,10 @@ class Limits:
         if wait > MAX_ROUNDING_SECONDS:
             seconds = math.ceil(wait)
             message = f"more than {rate:g} requests a second; try again in {seconds} s"
-            raise RateLimited(
-                "requests", f"more than {rate:g} a second", f"at most {rate:g} a second", seconds, message=message
-            )
+            got, allowed = f"more than {rate:g} a second", f"at most {rate:g} a second"
+            error = RateLimited("requests", got, allowed, message=message)
+            error.retry_after = seconds
+            raise error
         self._arrivals[name] = arrival + 1 / rate
 
     def _arrival(self, name: str, rate: float, now: float) -> float:

@@ -17,9 +17,9 @@ from preblock.service.engine.history import RowHistories
 from preblock.service.engine.plain_calls import check_size
 from preblock.service.engine.positions import count_real, next_positions
 from preblock.service.engine.validation import (
+    check_all_lengths,
     check_choice,
     check_context,
-    check_same_lengths,
     select_rows,
     to_position_ids,
 )
@@ -103,30 +103,23 @@ class DecodeState:
 
         """
         operation, repeated = message.operation, self._repeats(message)
-        if isinstance(operation, decode_ops.PartsOp):
+        if isinstance(operation, PartsRequest):
             operation = await self.assemble(operation)
         before, histories = self.offset, self.histories
         if repeated is not None:
             before, histories = repeated.before, repeated.histories
         answer: EmbedResult | None = None
-        if isinstance(operation, decode_ops.StepOp):
-            operation = to_position_ids(operation, self.model.manifest)
-            request = TokenRequest(
-                input_ids=operation.input_ids,
-                position_ids=operation.position_ids,
-                further_positions=operation.further_positions,
-                attention_mask=operation.attention_mask,
-                indices=operation.indices,
-                given=operation.given,
-                context=None if histories is None else TokenRows.of_array(histories.context),
-                new_rows=None if histories is None or operation.position_ids is None else histories.new_rows(before),
-                outputs=self.options.outputs,
-                dtype=self.options.dtype,
-            )
-            answer = await run_step(self._engine, self.model, request, record, before, operation.offset)
+        if isinstance(operation, TokenRequest):
+            request = to_position_ids(operation, self.model.manifest)
+            stated, request.offset = request.offset, None
+            request.outputs, request.dtype = self.options.outputs, self.options.dtype
+            if histories is not None:
+                request.context = TokenRows.of_array(histories.context)
+                request.new_rows = None if request.position_ids is None else histories.new_rows(before)
+            answer = await run_step(self._engine, self.model, request, record, before, stated)
             answer.tensors = _flatten(answer, self.model)  # a frame has one width for each output
             after = answer.next_offset
-            histories = None if histories is None else histories.fed(operation)
+            histories = None if histories is None else histories.fed(request)
         elif isinstance(operation, decode_ops.CloseOp):
             after = before
         else:
@@ -140,7 +133,7 @@ class DecodeState:
             self.advance(after, message.number, message.digest, histories)
         return answer
 
-    async def assemble(self, operation: decode_ops.PartsOp) -> decode_ops.StepOp:
+    async def assemble(self, parts: PartsRequest) -> TokenRequest:
         """Return rows made of parts as a step of token ids and given vectors.
 
         Raises:
@@ -148,16 +141,10 @@ class DecodeState:
             Unavailable: the work queue is full.
 
         """
-        _check_row_count("parts", len(operation.rows), len(self.offset))
-        request = PartsRequest(
-            rows=operation.rows,
-            placeholder=operation.placeholder,
-            special_tokens_in_text=self.options.special_tokens_in_text,
-            outputs=self.options.outputs,
-            dtype=self.options.dtype,
-        )
-        tokens = await self._engine.to_tokens(self.model, request)
-        return decode_ops.StepOp(input_ids=tokens.input_ids, offset=operation.offset, given=tokens.given)
+        _check_row_count("parts", len(parts.rows), len(self.offset))
+        parts.special_tokens_in_text = self.options.special_tokens_in_text
+        parts.outputs, parts.dtype = self.options.outputs, self.options.dtype
+        return await self._engine.to_tokens(self.model, parts)
 
     def advance(self, after: Int64, number: int, digest: bytes, histories: RowHistories | None) -> None:
         """Set the offsets and histories after a new message, and remember the message if it has a number."""
@@ -209,8 +196,9 @@ async def run_step(
         request.offset = offset
     fed, context = np.flatnonzero(ids.lengths), request.context
     some = 0 < len(fed) < len(offset)
-    if some:
-        request = _without_empty(request, fed)
+    if some:  # errors name the rows by their numbers in the stream
+        check_all_lengths(request)
+        request = select_rows(request, fed)
     answer = await engine.embed(model, request, record)
     if request.position_ids is not None:  # a row with only padding keeps its offset
         after = next_positions(request, model.manifest)
@@ -242,32 +230,13 @@ def _flatten(answer: EmbedResult, model: TokenModel) -> Mapping[str, Tensor]:
     return {name: tensor.reshape(*tensor.shape[: -len(shapes[name])], -1) for name, tensor in answer.arrays.items()}
 
 
-def split_step(step: decode_ops.StepOp, size: int) -> Iterator[decode_ops.StepOp]:
+def split_step(step: TokenRequest, size: int) -> Iterator[TokenRequest]:
     """Split `step` into one or more steps with at most `size` tokens of each row.
 
     Raises:
         Invalid: another input has other lengths than the token ids.
 
     """
-    ids = step.input_ids
-    axes = {f"position_ids[{axis}]": rows for axis, rows in enumerate(step.further_positions, 1)}
-    parts = {"position_ids": step.position_ids, **axes, "attention_mask": step.attention_mask, **step.indices}
-    for name, rows in parts.items():
-        if rows is not None:
-            check_same_lengths(name, rows, ids)
-    longest = max(1, int(ids.lengths.max(initial=0)))
+    check_all_lengths(step)
+    longest = max(1, int(step.input_ids.lengths.max(initial=0)))
     return (step.columns(begin, begin + size) for begin in range(0, longest, size))
-
-
-def _without_empty(request: TokenRequest, kept: Int64) -> TokenRequest:
-    """Return the request with only the rows `kept`, which errors name by their numbers in the stream."""
-    positions, mask = request.position_ids, request.attention_mask
-    given = {
-        "position_ids": [*(() if positions is None else (positions,)), *request.further_positions],
-        "attention_mask": [] if mask is None else [mask],
-        **{name: [rows] for name, rows in request.indices.items()},
-    }
-    for field, inputs in given.items():
-        for rows in inputs:
-            check_same_lengths(field, rows, request.input_ids)
-    return select_rows(request, kept)

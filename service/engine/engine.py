@@ -279,15 +279,9 @@ def tokenize(model: TokenModel, texts: Sequence[str], request: TextRequest, max_
     assert model.tokenizer is not None
     special = model.manifest.sentence is None if request.special_tokens is None else request.special_tokens
     segments, marks = "token_type_ids" in model.manifest.indices, request.truncate is not None
-    tokens = model.tokenizer.encode(
-        texts, max_tokens, request.spans, special, segments, marks, in_text=request.special_tokens_in_text
-    )
-    return TokenRequest(
-        input_ids=tokens.input_ids,
-        indices={} if tokens.token_type_ids is None else {"token_type_ids": tokens.token_type_ids},
-        special=tokens.special,
-        spans=tokens.spans,
-        **request.options,
+    spans, in_text = request.spans, request.special_tokens_in_text
+    return model.tokenizer.encode(
+        texts, max_tokens, spans, special, segments, marks, in_text=in_text, options=request.options
     )
 
 

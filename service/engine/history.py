@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from preblock.service.artifacts.manifest import History, Manifest
-from preblock.service.core.decode_ops import AppendOp, DropOp, ReorderOp, RewindOp, RowsOp, StepOp
+from preblock.service.core.decode_ops import AppendOp, DropOp, ReorderOp, RewindOp, RowsOp
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import Bools, Int64, TokenRequest, TokenRows
 from preblock.service.engine.positions import count_real, real_tokens
@@ -107,7 +107,7 @@ class RowHistories:
         blank: Bools = (offset == 0) & (self.context == self.history.reset_id).all(axis=1)
         return blank
 
-    def fed(self, step: StepOp) -> "RowHistories":
+    def fed(self, step: TokenRequest) -> "RowHistories":
         """Return the histories after the tokens of a valid step. Explicit positions allow no rewind into the past."""
         rows = []
         for start, length in zip(step.input_ids.starts, step.input_ids.lengths, strict=True):

@@ -105,8 +105,7 @@ def _tokens_of(parts: list[RowPart], model: TokenModel, max_tokens: int, filler:
         if model.tokenizer is None:
             raise Invalid(texts[0].field, repr(texts[0].text), "token ids, since this model has no tokenizer")
         contents, places = [str(part.text) for part in texts], [part.field for part in texts]
-        encoded_texts = model.tokenizer.encode(contents, max_tokens, False, False, in_text=in_text, places=places)
-        tokens = encoded_texts.input_ids
+        tokens = model.tokenizer.encode(contents, max_tokens, False, False, in_text=in_text, places=places).input_ids
         encoded = np.split(tokens.values, tokens.starts[1:])
     remaining = iter(encoded)
     found: list[Int64] = []

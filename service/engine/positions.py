@@ -9,11 +9,10 @@ Letters: B batch, T tokens of all rows.
 import numpy as np
 
 from preblock.service.artifacts.manifest import Manifest
-from preblock.service.core.decode_ops import StepOp
 from preblock.service.core.types import Int64, TokenRequest
 
 
-def real_tokens(request: TokenRequest | StepOp, manifest: Manifest) -> Int64 | None:
+def real_tokens(request: TokenRequest, manifest: Manifest) -> Int64 | None:
     """Return 1 for each real token and 0 for padding: int64 (T,); None if all tokens are real."""
     mask = None if request.attention_mask is None else request.attention_mask.values
     if manifest.counts == "ids":

@@ -6,8 +6,6 @@ not count. Special tokens of a tokenizer stay too, and count.
 Letters: B batch, T tokens of all rows.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
 from preblock.service.artifacts.manifest import Manifest
@@ -40,11 +38,8 @@ def truncate(request: TokenRequest, manifest: Manifest) -> TokenRequest:
     if request.truncate == "left":
         rank = rows.spread(np.add.reduceat(counted, rows.starts)) - counted - rank
     keep = (rank + counted <= rows.spread(room)) | special
-    return replace(
-        request,
-        input_ids=rows.kept(keep),
-        attention_mask=None if request.attention_mask is None else request.attention_mask.kept(keep),
-        indices={name: index.kept(keep) for name, index in request.indices.items()},
+    return request.change_rows(
+        lambda values: values.kept(keep),
         special=None if request.special is None else request.special[keep],
         spans=None if request.spans is None else request.spans[keep],
     )

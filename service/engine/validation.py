@@ -7,13 +7,11 @@ the first bad value or row, and has the numbers of all bad items.
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 
 from preblock.service.artifacts.manifest import Manifest, StemManifest
 from preblock.service.artifacts.names import BIAS_GRAPH, NGRAM_ROW_IDS, NGRAM_SCALES, STORED
-from preblock.service.core.decode_ops import StepOp
 from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.settings import RequestLimits
 from preblock.service.core.types import (
@@ -33,7 +31,6 @@ from preblock.service.engine.truncation import SIDES, min_row_tokens
 from preblock.service.engine.vectors import POOLINGS, check_dtype
 
 MAX_BIAS_POSITIONS = 2**31  # onnxruntime's operator Max reads 32 bits of larger distances
-Step = TypeVar("Step", TokenRequest, StepOp)
 _INPUT_TITLES = {"token_type_ids": "segments"}
 
 
@@ -61,6 +58,12 @@ def check_same_lengths(field: str, rows: TokenRows, ids: TokenRows) -> None:
         got, number = int(rows.lengths[row]), ids.number(row)
         allowed = f"{int(ids.lengths[row])} values, as input_ids[{number}] has"
         raise Invalid(f"{field}[{number}]", f"{got} values", allowed, items=ids.bad_rows(differs))
+
+
+def check_all_lengths(request: TokenRequest) -> None:
+    """Raise Invalid if an input has other lengths than the ids."""
+    for name, rows in request.further_inputs.items():
+        check_same_lengths(name, rows, request.input_ids)
 
 
 def check_context(
@@ -101,7 +104,7 @@ def check_context(
     check_range("context", context, manifest.vocab_size)
 
 
-def to_position_ids(step: Step, manifest: Manifest) -> Step:
+def to_position_ids(step: TokenRequest, manifest: Manifest) -> TokenRequest:
     """Return a request or a step with `position_ids` in place of rows of the position table.
 
     Where padding has no position, its row is the one before the first, and its position does not matter.
@@ -153,7 +156,9 @@ def _find_bad_rows(
     items: Collection[int], request: TokenRequest, manifest: Manifest, limits: RequestLimits
 ) -> Collection[int]:
     """Return the rows `items` that one rule refuses, and the rows that the other rules refuse."""
-    ids, given = request.input_ids, _rows_of(request)
+    ids, given = request.input_ids, [*request.further_inputs.values()]
+    if request.context is not None:
+        given.append(request.context)
     count = len(ids.lengths)
     offsets = 1 if request.offset is None else len(request.offset)
     in_rows = not ids.flat and all(len(rows.lengths) == count and not rows.flat for rows in given)
@@ -174,29 +179,14 @@ def _find_bad_rows(
     return found
 
 
-def _rows_of(request: TokenRequest) -> list[TokenRows]:
-    """Return all rows of a request beside its ids."""
-    given = request.context, request.position_ids, request.attention_mask
-    return [*(rows for rows in given if rows is not None), *request.further_positions, *request.indices.values()]
-
-
 def select_rows(request: TokenRequest, kept: Int64) -> TokenRequest:
     """Return the request with only the rows `kept`, which errors name by their numbers in `request`."""
-    ids, offset, special = request.input_ids, request.offset, request.special
-
-    def select(rows: TokenRows | None) -> TokenRows | None:
-        return None if rows is None else rows.select(kept)
-
-    return replace(
-        request,
-        input_ids=ids.select(kept),
-        context=select(request.context),
+    ids, offset, special, context = request.input_ids, request.offset, request.special, request.context
+    return request.change_rows(
+        lambda rows: rows.select(kept),
+        context=None if context is None else context.select(kept),
         new_rows=None if request.new_rows is None else request.new_rows[kept],
         offset=offset if offset is None or len(offset) == 1 else offset[kept],
-        position_ids=select(request.position_ids),
-        further_positions=tuple(rows.select(kept) for rows in request.further_positions),
-        attention_mask=select(request.attention_mask),
-        indices={name: rows.select(kept) for name, rows in request.indices.items()},
         special=None if special is None else special[np.isin(ids.spread(np.arange(len(ids.lengths))), kept)],
     )
 

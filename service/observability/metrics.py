@@ -7,6 +7,7 @@ request sums the files of all workers. The statistics of each model are read fro
 import asyncio
 import os
 import time
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,10 +22,12 @@ from prometheus_client.registry import Collector
 
 from preblock.service.core.errors import Unavailable
 from preblock.service.observability.context import OK, PROTOCOLS, RequestRecord
-from preblock.service.observability.instruments import LARGER_BATCH, MAX_BATCH_LABEL, Instruments
+from preblock.service.observability.instruments import BUCKETS_SECONDS, LARGER_BATCH, MAX_BATCH_LABEL, Instruments
 from preblock.service.observability.logs import DROPPED_LINES
 from preblock.service.observability.process_metrics import FOLDER, remove_dead_gauges
-from preblock.service.observability.totals import STAGES, RecordTotals
+
+INPUT, QUEUE, INFER, OUTPUT = STAGES = ("compute_input", "queue", "compute_infer", "compute_output")
+"""Stages of a model request, named as in Triton's statistics extension."""
 
 
 @dataclass
@@ -43,8 +46,8 @@ class InferenceStatistics:
         last: time of the last request, in seconds since 1970; 0 before the first.
         rows: embedded rows.
         outcomes: requests by outcome, "success" or "fail".
-        stages: runs by rows of the batch and stage; rows are None over `MAX_BATCH_LABEL`.
-        batched: requests by stage, if `stages` counts their run for another request.
+        stages: runs by rows of the batch and stage. Rows are None over `MAX_BATCH_LABEL`, and 0 for requests in the run
+            of another request.
 
     """
 
@@ -52,7 +55,6 @@ class InferenceStatistics:
     rows: int = 0
     outcomes: defaultdict[str, Duration] = field(default_factory=lambda: defaultdict(Duration))
     stages: defaultdict[tuple[int | None, str], Duration] = field(default_factory=lambda: defaultdict(Duration))
-    batched: defaultdict[str, Duration] = field(default_factory=lambda: defaultdict(Duration))
 
 
 def read_statistics(families: Iterable[Metric]) -> defaultdict[tuple[str, int], InferenceStatistics]:
@@ -61,30 +63,77 @@ def read_statistics(families: Iterable[Metric]) -> defaultdict[tuple[str, int], 
     for sample in (sample for family in families for sample in family.samples):
         if not sample.name.startswith("preblock_model_"):
             continue
-        labels = sample.labels
+        labels, name = sample.labels, sample.name.removeprefix("preblock_model_")
         model = found[labels["model"], int(labels["version"])]
-        match sample.name.removeprefix("preblock_model_"):
-            case "requests_total":
-                model.outcomes[labels["outcome"]].count = int(sample.value)
-            case "request_seconds_total":
-                model.outcomes[labels["outcome"]].seconds = sample.value
-            case "stages_total":
-                model.stages[_rows(labels), labels["stage"]].count = int(sample.value)
-            case "stage_seconds_total":
-                model.stages[_rows(labels), labels["stage"]].seconds = sample.value
-            case "batched_stages_total":
-                model.batched[labels["stage"]].count = int(sample.value)
-            case "batched_stage_seconds_total":
-                model.batched[labels["stage"]].seconds = sample.value
-            case "rows_total":
-                model.rows = int(sample.value)
-            case "last_request_timestamp_seconds":
-                model.last = sample.value
+        if name == "rows_total":
+            model.rows = int(sample.value)
+        elif name == "last_request_timestamp_seconds":
+            model.last = sample.value
+        elif "outcome" in labels or "stage" in labels:
+            of_stage = "stage" in labels
+            duration = model.stages[_rows(labels), labels["stage"]] if of_stage else model.outcomes[labels["outcome"]]
+            if name.endswith("_seconds_total"):
+                duration.seconds = sample.value
+            else:
+                duration.count = int(sample.value)
     return found
 
 
 def _rows(labels: dict[str, str]) -> int | None:
-    return None if labels["rows"] == LARGER_BATCH else int(labels["rows"])
+    rows = labels.get("rows", "0")  # a stage without rows is one of a batched request
+    return None if rows == LARGER_BATCH else int(rows)
+
+
+class RecordTotals:
+    """The sums of records with the same protocol, model, batch, operation and outcome.
+
+    Attributes:
+        count: requests.
+        seconds: from start to end.
+        latencies: requests by bucket of `BUCKETS_SECONDS`.
+        runs: requests to a model.
+        run_seconds: from the selection of the model to the end.
+        rows, tokens: embedded.
+        decode_seconds: from start to the end of validation.
+        compute_input, queue, compute_infer, compute_output: seconds of these stages.
+        last: timestamp of the last end.
+
+    """
+
+    __slots__ = (
+        *("count", "decode_seconds", "last", "latencies", "rows", "run_seconds", "runs", "seconds", "tokens"),
+        *STAGES,
+    )
+
+    def __init__(self) -> None:
+        self.count = self.runs = self.rows = self.tokens = 0
+        self.seconds = self.run_seconds = self.decode_seconds = self.last = 0.0
+        self.compute_input = self.queue = self.compute_infer = self.compute_output = 0.0
+        self.latencies = [0] * (len(BUCKETS_SECONDS) + 1)
+
+    def add(self, record: RequestRecord) -> None:
+        """Add a record."""
+        seconds, end = record.seconds, record.ended
+        self.count += 1
+        self.seconds += seconds
+        self.latencies[bisect_left(BUCKETS_SECONDS, seconds)] += 1
+        if not record.selected:
+            return
+        self.runs += 1
+        self.run_seconds += end - record.selected
+        self.last = max(self.last, end)
+        if record.outcome == OK:
+            self.rows += record.rows
+            self.tokens += record.tokens
+            # A stage that the request skipped has no timestamp, and took no time.
+            checked = record.checked or record.selected
+            dequeued = record.dequeued or checked
+            ran = record.ran or dequeued
+            self.decode_seconds += checked - record.started
+            self.compute_input += checked - record.selected
+            self.queue += dequeued - checked
+            self.compute_infer += ran - dequeued
+            self.compute_output += end - ran
 
 
 FLUSH_INTERVAL_SECONDS = 0.1

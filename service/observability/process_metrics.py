@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
 from prometheus_client import multiprocess
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -51,27 +50,8 @@ PROC = Path("/proc")
 TICK_SECONDS, PAGE_BYTES = 1 / os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 MAX_UNLIMITED_FDS = 2**20
 """Reported for a process without a limit of descriptors."""
-
-
-class ProcessUsage(NamedTuple):
-    """Resources of one process, or of several.
-
-    Args:
-        cpu_seconds: user and system time, ended child processes included.
-        virtual_bytes: virtual memory.
-        resident_bytes: resident memory; pages of several processes count for each.
-        open_fds: open file descriptors.
-        major_faults: page faults with a read from a disk, ended child processes included.
-        start_seconds: time of the start after the start of the system.
-
-    """
-
-    cpu_seconds: float
-    virtual_bytes: int
-    resident_bytes: int
-    open_fds: int
-    major_faults: int
-    start_seconds: float
+FAULTS, TIMES, START, VIRTUAL, RESIDENT = (9, 10), (11, 12, 13, 14), 19, 20, 21
+"""Places in the result of `read_stat`; ended child processes count, too. proc(5) counts from 3 more."""
 
 
 class ProcessCollector(Collector):
@@ -87,27 +67,29 @@ class ProcessCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
         yield InfoMetricFamily("preblock_build", "Versions of the service and its libraries.", value=self._build)
-        found = [usage for pid in service_processes() if (usage := read_usage(pid)) is not None]
+        found = {pid: fields for pid in service_processes() if (fields := read_stat(pid)) is not None}
         if not found:  # not on Linux
             return
+
+        def total(*places: int) -> int:
+            return sum(int(fields[place]) for fields in found.values() for place in places)
+
         boot = float(re.findall(r"^btime (\d+)$", (PROC / "stat").read_text(), re.MULTILINE)[0])
-        cpu = sum(usage.cpu_seconds for usage in found)
-        yield CounterMetricFamily("process_cpu_seconds", "User and system time of all processes.", value=cpu)
-        text = "Page faults of all processes that read from a disk."
-        yield CounterMetricFamily("process_major_page_faults", text, value=sum(usage.major_faults for usage in found))
+        start = boot + min(int(fields[START]) for fields in found.values()) * TICK_SECONDS
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         allowed = MAX_UNLIMITED_FDS if limit == resource.RLIM_INFINITY else limit
-        virtual, resident = sum(usage.virtual_bytes for usage in found), sum(usage.resident_bytes for usage in found)
-        fds = sum(usage.open_fds for usage in found)
-        start = boot + min(usage.start_seconds for usage in found)
+        cpu, resident = total(*TIMES) * TICK_SECONDS, total(RESIDENT) * PAGE_BYTES
+        yield CounterMetricFamily("process_cpu_seconds", "User and system time of all processes.", value=cpu)
+        text = "Page faults of all processes that read from a disk."
+        yield CounterMetricFamily("process_major_page_faults", text, value=total(*FAULTS))
         for name, text, value in (
-            ("process_virtual_memory_bytes", "Virtual memory of all processes.", virtual),
-            ("process_resident_memory_bytes", "Resident memory of all processes.", resident),
-            ("process_open_fds", "Open file descriptors of all processes.", fds),
-            ("process_max_fds", "Allowed file descriptors of all processes.", allowed * len(found)),
-            ("process_start_time_seconds", "Start of the first process, in seconds since 1970.", start),
+            ("virtual_memory_bytes", "Virtual memory of all processes.", total(VIRTUAL)),
+            ("resident_memory_bytes", "Resident memory of all processes.", resident),
+            ("open_fds", "Open file descriptors of all processes.", sum(map(count_descriptors, found))),
+            ("max_fds", "Allowed file descriptors of all processes.", allowed * len(found)),
+            ("start_time_seconds", "Start of the first process, in seconds since 1970.", start),
         ):
-            yield GaugeMetricFamily(name, text, value=value)
+            yield GaugeMetricFamily(f"process_{name}", text, value=value)
 
 
 def version_of(*packages: str) -> str:
@@ -144,20 +126,9 @@ def read_stat(pid: int) -> list[str] | None:
         return None
 
 
-def read_usage(pid: int) -> ProcessUsage | None:
-    """Return the resources of a process; None if it has ended. The numbers of fields are those of proc(5), less 3."""
-    fields = read_stat(pid)
-    if fields is None:
-        return None
-    ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime and cstime
-    open_fds = 0
-    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-        open_fds = len(os.listdir(PROC / str(pid) / "fd"))  # noqa: PTH208 - a Path for each would take longer
-    return ProcessUsage(
-        cpu_seconds=ticks * TICK_SECONDS,
-        virtual_bytes=int(fields[20]),
-        resident_bytes=int(fields[21]) * PAGE_BYTES,
-        open_fds=open_fds,
-        major_faults=int(fields[9]) + int(fields[10]),
-        start_seconds=int(fields[19]) * TICK_SECONDS,
-    )
+def count_descriptors(pid: int) -> int:
+    """Return the number of open file descriptors of a process; 0 if it has ended."""
+    try:
+        return len(os.listdir(PROC / str(pid) / "fd"))  # noqa: PTH208 - a Path for each would take longer
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0

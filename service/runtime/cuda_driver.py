@@ -82,7 +82,7 @@ class Driver:
             self._functions[name].argtypes = arguments
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._free_streams: defaultdict[int, list[int]] = defaultdict(list)
-        self._lock = RLock()  # garbage collection can call `close` here
+        self._lock = RLock()  # garbage collection can call `release` here
         count = ctypes.c_int(0)
         self.call("cuInit", 0)
         self.call("cuDeviceGetCount", ctypes.byref(count))
@@ -115,17 +115,22 @@ class Driver:
             self.call("cuMemAllocHost_v2", ctypes.byref(address), size)
         assert address.value is not None
         memory = (ctypes.c_uint8 * size).from_address(address.value)
-        weakref.finalize(memory, self._free_pinned, device, address.value)
+        weakref.finalize(memory, self.release, "cuMemFreeHost", device, address.value)
         return np.ctypeslib.as_array(memory)
+
+    def copy_to_gpu(self, function: str, device: int, target: int, source: int, size: int) -> None:
+        """Copy bytes to an address of a GPU by a function of the driver; raise DriverError on failure.
+
+        The functions may return before the last bytes have arrived, and this one waits for them.
+        """
+        with self.use(device):
+            self.call(function, target, source, size)
+            self.call("cuStreamSynchronize", None)
 
     def copy_to_host(self, device: int, target: int, source: int, size: int) -> None:
         """Copy bytes from the address `source` of a GPU to an address of this machine; raise DriverError on failure."""
         with self.use(device):
             self.call("cuMemcpyDtoH_v2", target, source, size)
-
-    def _free_pinned(self, device: int, address: int) -> None:
-        with suppress(DriverError), self.use(device):  # at the end of the process the driver may have ended
-            self.call("cuMemFreeHost", address)
 
     def allocate(self, device: int, size: int) -> int:
         """Return the address of new memory of a GPU; raise DriverError if that fails."""
@@ -134,10 +139,10 @@ class Driver:
             self.call("cuMemAlloc_v2", ctypes.byref(address), size)
         return address.value
 
-    def free(self, device: int, address: int) -> None:
-        """Free memory of a GPU."""
+    def release(self, function: str, device: int, address: int) -> None:
+        """Free memory, or close a mapping of another process's memory, by a function of the driver."""
         with suppress(DriverError), self.use(device):  # at the end of the process the driver may have ended
-            self.call("cuMemFree_v2", address)
+            self.call(function, address)
 
     def take_stream(self, device: int, owner: object) -> int:
         """Return the handle of a stream for `owner`; raise DriverError on failure.
@@ -171,11 +176,6 @@ class Driver:
         pointers = [ctypes.cast(ctypes.byref(argument), ctypes.c_void_p) for argument in arguments]
         array = (ctypes.c_void_p * len(pointers))(*pointers)
         self.call("cuLaunchKernel", kernel, blocks, 1, 1, threads, 1, 1, 0, None, array, None)
-
-    def close(self, device: int, address: int) -> None:
-        """Close a mapping of another process's memory."""
-        with suppress(DriverError), self.use(device):  # at the end of the process the driver may have ended
-            self.call("cuIpcCloseMemHandle", address)
 
     def _context(self, device: int) -> ctypes.c_void_p:
         with self._lock:

@@ -167,7 +167,5 @@ def _check(values: NDArray[np.int64], most: int, name: str) -> None:
 def _copy_to_gpu(table: NDArray[np.float32]) -> GpuMemory:
     driver = load_driver()
     memory = GpuMemory(driver, SESSION_GPU, table.nbytes)
-    with driver.use(SESSION_GPU):
-        driver.call("cuMemcpyHtoD_v2", memory.address, table.ctypes.data, table.nbytes)
-        driver.call("cuStreamSynchronize", None)  # the copy may return before its last bytes have arrived
+    driver.copy_to_gpu("cuMemcpyHtoD_v2", SESSION_GPU, memory.address, table.ctypes.data, table.nbytes)
     return memory

@@ -39,7 +39,7 @@ class GpuMemory:
 
     def __init__(self, driver: Driver, device: int, size: int) -> None:
         self.address, self.size = driver.allocate(device, size), size
-        weakref.finalize(self, driver.free, device, self.address)
+        weakref.finalize(self, driver.release, "cuMemFree_v2", device, self.address)
 
 
 def check_memory_limit(size: int, limit: int | None) -> None:
@@ -92,7 +92,7 @@ class DeviceMemory:
 
     def __init__(self, driver: Driver, device_id: int, origin: int, size: int) -> None:
         self._driver, self.device_id, self.origin, self.size = driver, device_id, origin, size
-        weakref.finalize(self, driver.close, device_id, origin)
+        weakref.finalize(self, driver.release, "cuIpcCloseMemHandle", device_id, origin)
 
     def end(self) -> int:
         """Return the address after the last byte."""
@@ -107,17 +107,11 @@ class DeviceMemory:
     def write(self, address: int, content: memoryview) -> None:
         """Write bytes; raise DriverError if the driver cannot write them."""
         values = np.frombuffer(content, np.uint8)
-        self._copy("cuMemcpyHtoD_v2", address, values.ctypes.data, values.nbytes)
+        self._driver.copy_to_gpu("cuMemcpyHtoD_v2", self.device_id, address, values.ctypes.data, values.nbytes)
 
     def copy(self, address: int, source: int, size: int) -> None:
         """Copy bytes from the address `source` of the same GPU; raise DriverError if that fails."""
-        self._copy("cuMemcpyDtoD_v2", address, source, size)
-
-    def _copy(self, function: str, address: int, source: int, size: int) -> None:
-        with self._driver.use(self.device_id):
-            self._driver.call(function, address, source, size)
-            # Both copies may return before their last bytes have arrived, and another process reads them.
-            self._driver.call("cuStreamSynchronize", None)
+        self._driver.copy_to_gpu("cuMemcpyDtoD_v2", self.device_id, address, source, size)
 
 
 _OPEN: "weakref.WeakValueDictionary[tuple[int, bytes], DeviceMemory]" = weakref.WeakValueDictionary()

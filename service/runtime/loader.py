@@ -1,7 +1,7 @@
 """Loads an artifact: checks it, opens its graphs, and runs each once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from preblock.service.runtime.means import map_lookup
 from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel, open_position_rows
 from preblock.service.runtime.ngram_ids import open_ngram_ids
 from preblock.service.runtime.ngram_rows import open_ngram_rows
-from preblock.service.runtime.providers import CPU, ProviderChoice
+from preblock.service.runtime.providers import CPU, ON_CPU, ProviderChoice
 from preblock.service.runtime.runner import Float32, Runner
 from preblock.service.runtime.session import Session, open_session
 from preblock.service.runtime.table_memory import TableMemory
@@ -58,9 +58,9 @@ def _check_widths(manifest: Manifest | StemManifest) -> None:
     if isinstance(manifest, Manifest) and manifest.token_embeddings:
         lookup = manifest.token_embeddings
         declared[f"{TOKEN_EMBEDDINGS}.width"] = (lookup.width, lookup.output)
-    for field, (width, output) in declared.items():
+    for name, (width, output) in declared.items():
         if width != widths.get(output):
-            raise ArtifactError(f"{MANIFEST} {field}", width, f"{widths.get(output)}, the width of {output}")
+            raise ArtifactError(f"{MANIFEST} {name}", width, f"{widths.get(output)}, the width of {output}")
 
 
 def _check_inputs(manifest: Manifest) -> None:
@@ -153,8 +153,8 @@ class ModelLoader:
     """Loads artifacts with the options of a process.
 
     Args:
-        choice: the provider, by model.
-        memory: of the n-gram tables of all models.
+        choice: the provider, by model; default: the CPU.
+        memory: of the n-gram tables of all models; default: without a budget.
         threads: of one call.
         gpu_mem_limit_bytes: GPU memory limit of one graph; None: no limit.
         reference_roots: folders of files outside the artifact; default: none allowed.
@@ -162,8 +162,8 @@ class ModelLoader:
 
     """
 
-    choice: ProviderChoice
-    memory: TableMemory
+    choice: ProviderChoice = ON_CPU
+    memory: TableMemory = field(default_factory=TableMemory)
     threads: int = 1
     gpu_mem_limit_bytes: int | None = None
     reference_roots: Sequence[Path] = ()

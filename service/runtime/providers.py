@@ -47,6 +47,9 @@ class ProviderChoice(NamedTuple):
         return self
 
 
+ON_CPU = ProviderChoice(CPU, CPU, None, None)
+
+
 def choose_provider(requested: Literal["auto", "cpu", "cuda"]) -> ProviderChoice:
     """Return the provider to use: CUDA if it works, unless the CPU was requested.
 

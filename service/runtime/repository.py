@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -17,10 +17,8 @@ from preblock.service.artifacts.references import read_signatures
 from preblock.service.core.auth import EVERYBODY, NOBODY, Authenticator, Principal
 from preblock.service.core.errors import ArtifactError, Invalid, NotFound, Unavailable
 from preblock.service.core.files import SCARCE, FileSignature, signature_of, unreadable
-from preblock.service.runtime.loader import OPEN_TIMEOUT_SECONDS, ModelLoader
+from preblock.service.runtime.loader import ModelLoader
 from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
-from preblock.service.runtime.providers import ProviderChoice
-from preblock.service.runtime.table_memory import TableMemory
 
 LOG = logging.getLogger(__name__)
 Fingerprint = tuple[tuple[str, FileSignature], ...]
@@ -158,15 +156,10 @@ class Repository:
 
     Args:
         root: the folder.
-        provider: of the sessions; its onnxruntime name, or the choice by model.
-        threads: of one session call.
+        loader: opens the artifacts; default: on the CPU, without options.
         cache: folder of the hash cache; default None: every file is read and hashed.
         access: authorizes each lookup of a model; default: every caller may use every model.
-        gpu_mem_limit_bytes: GPU memory limit of one graph; default None: no limit.
         aliases: model by further name. A folder with such a name is not opened.
-        table_memory: of the n-gram tables of all models; default None: without a budget.
-        reference_roots: folders of files outside the artifacts; default: none allowed.
-        open_timeout_seconds: time to open the graphs of a version.
         loaded, versions: opened at first, as in `refresh`.
         loading_hint: for the error of a missing model: how the server loads a new one.
 
@@ -181,33 +174,17 @@ class Repository:
     def __init__(
         self,
         root: Path,
-        provider: str | ProviderChoice,
-        threads: int,
+        loader: ModelLoader | None = None,
         cache: Path | None = None,
         access: Authenticator = EVERYBODY,
-        gpu_mem_limit_bytes: int | None = None,
         aliases: Mapping[str, str] | None = None,
-        table_memory: TableMemory | None = None,
-        reference_roots: Sequence[Path] = (),
-        open_timeout_seconds: float = OPEN_TIMEOUT_SECONDS,
         loaded: Collection[str] | None = None,
         versions: Collection[tuple[str, int]] | None = None,
         loading_hint: str = "",
     ) -> None:
         self.root, self.loading_hint = root, loading_hint
-        if isinstance(provider, str):
-            provider = ProviderChoice(provider, provider, None, None)
-        self.choice = provider
-        self.access = access
-        loader = ModelLoader(
-            choice=self.choice,
-            threads=threads,
-            gpu_mem_limit_bytes=gpu_mem_limit_bytes,
-            memory=table_memory or TableMemory(),
-            reference_roots=reference_roots,
-            open_timeout_seconds=open_timeout_seconds,
-        )
-        self._load = loader.load
+        loader = loader or ModelLoader()
+        self.choice, self.access, self._load = loader.choice, access, loader.load
         self._cache, self._aliases = cache, aliases or {}
         # All three are replaced as a whole, never changed: a request keeps the model that it found.
         self._models: dict[str, dict[int, ServedModel]] = {}

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain, groupby
@@ -20,7 +20,7 @@ from preblock.service.artifacts.manifest import File
 from preblock.service.core.errors import ENDS, ArtifactError, Invalid, TooLarge, shorten
 from preblock.service.core.files import open_file, unreadable
 from preblock.service.core.system import return_free_memory
-from preblock.service.core.types import Bools, Encoding, Int64, TokenRows
+from preblock.service.core.types import Bools, Int64, TokenRequest, TokenRows
 
 if TYPE_CHECKING:
     import tokenizers
@@ -43,6 +43,7 @@ SAMPLES = (
     *("[CLS] [SEP] <s> </s> <unk> <|endoftext|>", "abcdefghij" * 30, "1234567890" * 10, " " * 300, "a" * 24 + "!"),
 )
 """Texts that make a malformed tokenizer fail: scripts, marks, controls, special tokens, long words."""
+NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class WordIds(dict[str, tuple[int, ...]]):
@@ -113,6 +114,47 @@ class AsciiTokenizer:
             for text in normal
         ]
 
+    def tokenize(
+        self, text: Sequence[str], spans: bool, special_tokens: bool, only_ids: bool, places: Sequence[str]
+    ) -> tuple[list[Any], Sequence[Sequence[int]]]:
+        """Return the encodings of texts, or their ids if only the ids are needed.
+
+        An encoding makes its ids when it is asked for them, and holds the interpreter lock meanwhile.
+
+        Raises:
+            Invalid: the tokenizer refuses a text.
+
+        """
+        # Both release the interpreter lock, unlike `encode`. The fast one finds no spans.
+        tokenize = self._whole.encode_batch if spans else self.encode
+        try:
+            if only_ids:
+                return [], self.ids(text)
+            return tokenize(list(text), add_special_tokens=special_tokens), ()
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            # An unknown word and no unknown token, for example, or a regular expression that takes too long.
+            got, bad = "text that the tokenizer fails on", self._find_failures(text)
+            places = places or [f"text[{row}]" for row in range(len(text))]
+            place = places[bad[0]] if bad else "text"
+            message = f"{place}: the tokenizer of the model fails on this text: {reason_of(error)}"
+            raise Invalid(place, got, "other text", message=message, items=bad) from error
+
+    def _find_failures(self, text: Sequence[str]) -> list[int]:
+        """Return the texts that the tokenizer refuses, up to one that takes too long: others may take as long."""
+        bad: list[int] = []
+        for number, one in enumerate(text):
+            try:
+                self._whole.encode_batch_fast([one])
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
+                bad.append(number)
+                if not isinstance(error, Exception):
+                    break
+        return bad
+
     def _adds_only_special_tokens(self) -> bool:
         """Return whether the post-processor leaves the ids alone without special tokens; one may repeat a text."""
         bare, word = type(self._bare)(self._bare.model), self._bare.id_to_token(0)
@@ -170,8 +212,9 @@ class Tokenizer:
         *,
         in_text: str = "allow",
         places: Sequence[str] = (),
-    ) -> Encoding:
-        """Return the tokens of each text, untruncated.
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> TokenRequest:
+        """Return a request of the tokens of each text, untruncated.
 
         Args:
             text: the texts.
@@ -182,6 +225,7 @@ class Tokenizer:
             marks: whether to return which tokens are special.
             in_text: one of `SPECIAL_TOKENS_IN_TEXT`.
             places: of the texts in the request, for error messages; default text[0], text[1], …
+            options: further arguments of the request; default: none.
 
         Raises:
             Invalid: a text has no token, or one beyond the ids of the model, or one that `in_text` forbids; or the
@@ -210,11 +254,12 @@ class Tokenizer:
         if 0 in counts or in_text != "allow" or self._has_further_ids:
             added = join("special_tokens_mask") if special_tokens else np.zeros_like(rows.values)
             self._check(text, rows, added == 0, in_text, places or [f"text[{row}]" for row in range(len(text))])
-        return Encoding(
+        return TokenRequest(
             input_ids=rows,
-            token_type_ids=TokenRows(join("type_ids"), lengths) if segments else None,
+            indices={"token_type_ids": TokenRows(join("type_ids"), lengths)} if segments else {},
             special=join("special_tokens_mask").astype(np.bool_) if marks else None,
             spans=np.array([span for encoding in found for span in encoding.offsets], np.int64) if spans else None,
+            **options,
         )
 
     def _check(self, text: Sequence[str], rows: TokenRows, own: Bools, in_text: str, places: Sequence[str]) -> None:
@@ -274,12 +319,12 @@ class Tokenizer:
         return_free_memory()
 
     @cached_property
-    def _reader(self) -> "TextReader":
-        return TextReader(self._tokenizer)
+    def _reader(self) -> AsciiTokenizer:
+        return AsciiTokenizer(self._tokenizer)
 
     @cached_property
-    def _plain(self) -> "TextReader":
-        return TextReader(_without_special_tokens(self._tokenizer))
+    def _plain(self) -> AsciiTokenizer:
+        return AsciiTokenizer(_without_special_tokens(self._tokenizer))
 
     @cached_property
     def _has_further_ids(self) -> bool:
@@ -312,59 +357,6 @@ class Tokenizer:
         if (found := hashlib.sha256(content).hexdigest()) != self._expected.sha256:
             raise ArtifactError(self._name, f"sha256 {found}", f"sha256 {self._expected.sha256}")
         return content
-
-
-class TextReader:
-    """Makes tokens of texts.
-
-    Args:
-        tokenizer: makes them.
-
-    """
-
-    def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
-        self._whole, self._fast = tokenizer, AsciiTokenizer(tokenizer)
-
-    def tokenize(
-        self, text: Sequence[str], spans: bool, special_tokens: bool, only_ids: bool, places: Sequence[str]
-    ) -> tuple[list[Any], Sequence[Sequence[int]]]:
-        """Return the encodings of texts, or their ids if only the ids are needed.
-
-        An encoding makes its ids when it is asked for them, and holds the interpreter lock meanwhile.
-
-        Raises:
-            Invalid: the tokenizer refuses a text.
-
-        """
-        # Both release the interpreter lock, unlike `encode`. The fast one finds no spans.
-        tokenize = self._whole.encode_batch if spans else self._fast.encode
-        try:
-            if only_ids:
-                return [], self._fast.ids(text)
-            return tokenize(list(text), add_special_tokens=special_tokens), ()
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            # An unknown word and no unknown token, for example, or a regular expression that takes too long.
-            got, bad = "text that the tokenizer fails on", self._find_failures(text)
-            places = places or [f"text[{row}]" for row in range(len(text))]
-            place = places[bad[0]] if bad else "text"
-            message = f"{place}: the tokenizer of the model fails on this text: {reason_of(error)}"
-            raise Invalid(place, got, "other text", message=message, items=bad) from error
-
-    def _find_failures(self, text: Sequence[str]) -> list[int]:
-        """Return the texts that the tokenizer refuses, up to one that takes too long: others may take as long."""
-        bad: list[int] = []
-        for number, one in enumerate(text):
-            try:
-                self._whole.encode_batch_fast([one])
-            except BaseException as error:
-                if not is_failure(error):
-                    raise
-                bad.append(number)
-                if not isinstance(error, Exception):
-                    break
-        return bad
 
 
 def _without_special_tokens(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":

@@ -33,7 +33,7 @@ from preblock.service.server.addresses import Bound, allowed_hosts, bind_http, h
 from preblock.service.server.http_connection import HttpConnection
 from preblock.service.server.outage import OutageServer
 from preblock.service.server.supervisor import ParentPipe, Supervisor, start_forkserver
-from preblock.service.server.uvicorn_bridge import Config, ConnectionFactory, LifespanOn, Server
+from preblock.service.server.uvicorn_bridge import Config, ConnectionFactory, Server
 
 LOG = logging.getLogger(__name__)
 PRELOADED_MODULES, PRELOADED_GRPC = ["preblock.service.server.preload"], ["preblock.service.api.grpc.server"]
@@ -97,6 +97,7 @@ def _serve_in_process(settings: Settings, bound: Bound, announce: Callable[[Mode
     # uvicorn raises its stop signal again.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     server = _Server(configure(settings, app), settings.header_timeout_seconds, bound.listen, partial(announce, models))
     _enable_garbage_collection()
     server.run(sockets=[bound.socket])
@@ -157,7 +158,8 @@ def serve_as_worker(
     create = partial(_create_worker_app, listener, counters, control, settings, parent)
     try:
         config = configure(settings, create, factory=True)
-        _WorkerServer(config, settings.header_timeout_seconds, parent.report_serving).run(sockets=[listener])
+        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+        Server(config, settings.header_timeout_seconds, parent.report_serving).run(sockets=[listener])
     except Invalid as error:  # the TLS files have changed
         parent.report_failure(str(error))
         raise SystemExit(1) from None
@@ -175,40 +177,7 @@ def _create_worker_app(
         raise SystemExit(1) from None
 
 
-class _Lifespan(LifespanOn):
-    """The lifespan of an application. It calls `opened` when gRPC serves, and HTTP does not yet."""
-
-    def __init__(self, config: Config, opened: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._opened = opened
-
-    async def startup(self) -> None:
-        """Start the application."""
-        await super().startup()
-        if self.should_exit:
-            return
-        try:
-            self._opened()
-        except PreblockError:
-            await self.shutdown()
-            raise
-
-
-class _WorkerServer(Server):
-    """Calls `opened` after the start of the application, before it accepts connections."""
-
-    def __init__(self, config: Config, handshake_timeout_seconds: float, opened: Callable[[], None]) -> None:
-        super().__init__(config, handshake_timeout_seconds)
-        self._opened = opened
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, and begin to accept connections."""
-        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-        self.lifespan = _Lifespan(self.config, self._opened)
-        await super().startup(sockets)
-
-
-class _Server(_WorkerServer):
+class _Server(Server):
     """Announces when it accepts connections."""
 
     def __init__(

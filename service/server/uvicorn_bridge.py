@@ -1,4 +1,4 @@
-"""The bridge to uvicorn, with all of its names in the service: server, lifespan, cycles of requests, WebSockets.
+"""The bridge to uvicorn, with all of its names in the service: server, cycles of requests, WebSockets.
 
 `UvicornBridge` hands parsed requests to an application. It builds uvicorn's `RequestResponseCycle` itself, because
 uvicorn's protocol would parse each head again. That class is no public interface: the tests ran with uvicorn 0.54, and
@@ -23,7 +23,6 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn import Config as Config
 from uvicorn.config import STARTUP_FAILURE as STARTUP_FAILURE
-from uvicorn.lifespan.on import LifespanOn as LifespanOn
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -32,6 +31,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState as ServerState
 
 from preblock.service.api.http.dispatcher import Dispatcher, Services
+from preblock.service.core.errors import PreblockError
 from preblock.service.core.settings import LiveSettings, Settings
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.server.descriptor_reserve import DescriptorReserve
@@ -159,18 +159,26 @@ class Server(uvicorn.Server):
     Args:
         config: of the server.
         handshake_timeout_seconds: time of a handshake.
+        opened: called after the start of the application, before it accepts connections; default: nothing.
 
     """
 
-    def __init__(self, config: Config, handshake_timeout_seconds: float) -> None:
+    def __init__(
+        self, config: Config, handshake_timeout_seconds: float, opened: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(config)
-        self._handshake_timeout_seconds = handshake_timeout_seconds
+        self._handshake_timeout_seconds, self._opened = handshake_timeout_seconds, opened
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections of `sockets`."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
+        try:
+            self._opened()
+        except PreblockError:
+            await self.lifespan.shutdown()
+            raise
         config, loop, state = self.config, asyncio.get_running_loop(), self.server_state
         factory = cast(ConnectionFactory, config.http_protocol_class)
         protocol: Callable[[], asyncio.Protocol] = partial(factory, config, state, self.lifespan.state)

@@ -21,7 +21,7 @@ from promql_parser import AggregateExpr, Call, Expr, MatrixSelector, VectorSelec
 from websockets.sync.client import connect
 
 from preblock.service.core import errors
-from preblock.service.observability.totals import STAGES
+from preblock.service.observability.metrics import STAGES
 from tests.support.paths import ROOT
 from tests.support.servers import Server, serve
 

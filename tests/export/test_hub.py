@@ -21,7 +21,6 @@ from preblock.service.artifacts.manifest import Manifest, Source
 from preblock.service.artifacts.names import DATA, GRAPH
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.model import TokenModel
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository, changed_in_place, fingerprint
 from tests.support import commands
 from tests.support.artifacts import copy_artifact
@@ -280,7 +279,7 @@ def test_artifact_in_hub_cache_loads_until_a_link_leaves(hub: Hub, tmp_path: Pat
     version = tmp_path / "models/gpt/1"
     version.parent.mkdir(parents=True)
     version.symlink_to(snapshot)
-    model = Repository(tmp_path / "models", CPU, 1).get("gpt")
+    model = Repository(tmp_path / "models").get("gpt")
     assert isinstance(model, TokenModel)
     assert model.position_rows is not None
     verify(version)
@@ -291,7 +290,7 @@ def test_artifact_in_hub_cache_loads_until_a_link_leaves(hub: Hub, tmp_path: Pat
     (version / GRAPH).unlink()
     (version / GRAPH).symlink_to(hub.folder / GRAPH)
     with pytest.raises(ArtifactError) as error:
-        Repository(tmp_path / "models", CPU, 1)
+        Repository(tmp_path / "models")
     assert error.value.field == "gpt/1/model.onnx"
     assert error.value.got.startswith("a link to /")
     assert str(error.value).endswith(f"{hub.folder / GRAPH}, expected {error.value.expected}")

@@ -68,7 +68,7 @@ def test_sum_has_kernel_only_without_broadcast_width(tmp_path: Path, tokens: int
     exported = export_module(module, "sum", tmp_path, vocab_size=V, max_len=LONG)
     assert isinstance(exported.manifest, Manifest)
     assert (exported.manifest.kernel is not None) == kernel
-    (model,) = Repository(tmp_path, CPU, 1).all(SERVICE)
+    (model,) = Repository(tmp_path).all(SERVICE)
     assert isinstance(model, TokenModel)
     ids = torch.tensor([[1, 2, 12]])
     feeds = {"input_ids": ids.numpy(), "offset": np.array([4])}
@@ -332,7 +332,7 @@ def test_saved_front_end_is_exported_with_trained_weights(tmp_path: Path) -> Non
     frontend.save_frontend(tmp_path / "trained")
     exported = export(str(tmp_path / "trained"), "trained", tmp_path / "models")
     verify(exported.folder)
-    (model,) = Repository(tmp_path / "models", CPU, 1).all(SERVICE)
+    (model,) = Repository(tmp_path / "models").all(SERVICE)
     assert isinstance(model, TokenModel)
     feeds = {"input_ids": ids.numpy(), "token_type_ids": np.zeros_like(ids.numpy()), "offset": np.array([2])}
     found = model.run(feeds, ("embeddings",))["embeddings"]

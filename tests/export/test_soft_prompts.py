@@ -24,7 +24,6 @@ from preblock.export.exporter import export
 from preblock.export.verification import verify
 from preblock.service.artifacts.names import MANIFEST, SOFT_PROMPTS
 from preblock.service.core.errors import ArtifactError
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support import commands
 from tests.support.paths import ROOT
@@ -152,11 +151,11 @@ def test_table_of_another_size_is_rejected(prompt_repository: Path, tmp_path: Pa
     manifest["soft_prompts"]["again"]["first"] = 4
     (copy / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(ArtifactError, match=r"soft_prompts: got 6 rows up to row 7, expected the rows of soft.prompts"):
-        Repository(tmp_path, CPU, 1)
+        Repository(tmp_path)
     del manifest["files"][SOFT_PROMPTS]
     (copy / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(ArtifactError, match=r"soft_prompts: got polite, again, expected token_embeddings and soft"):
-        Repository(tmp_path, CPU, 1)
+        Repository(tmp_path)
 
 
 def refusal(checkpoint: Path, root: Path, *prompts: str, **options: Any) -> str:

@@ -15,7 +15,7 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.model_control import ModelControl
-from preblock.service.runtime.providers import CPU, cuda_unavailable_reason
+from preblock.service.runtime.providers import cuda_unavailable_reason
 from preblock.service.runtime.repository import Repository, VersionState
 from preblock.service.server.run import configure
 from tests.support.log_lines import logged_errors
@@ -57,7 +57,7 @@ class BrokenRepository(Repository):
 def test_failed_background_work_is_logged_and_repeated(tiny_repository: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_repository / "gpt", tmp_path / "gpt")
     settings = Settings(repository=tmp_path)
-    repository, live = BrokenRepository(tmp_path, CPU, 1), LiveSettings(settings)
+    repository, live = BrokenRepository(tmp_path), LiveSettings(settings)
     repository.is_broken = True
     control = ModelControl(repository, "poll", 0.05)
     app = create_app(settings, Engine(repository, Scheduler(1, live), Metrics(), live, control))

@@ -12,7 +12,6 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.model import TokenModel
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 
 
@@ -32,7 +31,7 @@ def open_engine(source: Path | Repository, scheduler: Scheduler | None = None, *
 
     """
     settings = live_settings(**options)
-    repository = source if isinstance(source, Repository) else Repository(source, CPU, 1)
+    repository = source if isinstance(source, Repository) else Repository(source)
     own = scheduler or Scheduler(1, settings)
     try:
         yield Engine(repository, own, Metrics(), settings)

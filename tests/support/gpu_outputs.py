@@ -19,6 +19,7 @@ from preblock.service.engine.chunking import GPU_CHUNKS, max_gpu_tokens
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.planning import max_batched_values
 from preblock.service.runtime.cuda_memory import open_memory
+from preblock.service.runtime.loader import ModelLoader
 from preblock.service.runtime.model import CHUNK_VALUES, TokenModel
 from preblock.service.runtime.providers import ProviderChoice
 from preblock.service.runtime.repository import Repository
@@ -79,7 +80,7 @@ def main(root: Path, name: str, device_id: int, offset: int, rows: list[str]) ->
     with open_engine(root) as engine:
         model = engine.repository.get(name)
         try:
-            on_gpu = Repository(root, ProviderChoice("cuda", STAND_IN, STAND_IN, None), 1).get(name)
+            on_gpu = Repository(root, ModelLoader(choice=ProviderChoice("cuda", STAND_IN, STAND_IN, None))).get(name)
         except PreblockError as error:
             sys.stdout.write(f"{error}\n")
             return

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from preblock.service.artifacts.names import DATA, MANIFEST, NGRAM_ROWS_GRAPH, NGRAMS_GRAPH
-from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.loader import ModelLoader
 from preblock.service.runtime.repository import Repository
 from tests.support.artifacts import copy_artifact
 
@@ -63,7 +63,7 @@ def refer(folder: Path, shard: Path) -> None:
 
 def open_repository(folder: Path, *roots: Path) -> Repository:
     """Open the repository of the artifact in `folder`, with these folders for references."""
-    return Repository(folder.parents[1], CPU, 1, reference_roots=roots)
+    return Repository(folder.parents[1], ModelLoader(reference_roots=roots))
 
 
 def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -15,6 +15,7 @@ from preblock.service.api.grpc.message_reader import MessageReader, receive_mess
 from preblock.service.api.grpc.prepared import MESSAGE_COPIES
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs.v2.protobuf import read as parse
+from preblock.service.codecs.v2.protobuf import write
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, Malformed, PreblockError, Unavailable
 from preblock.service.engine.engine import Engine
 
@@ -35,7 +36,9 @@ LOG = logging.getLogger(__name__)
 
 Receive = Callable[[], Awaitable[bytes | None]]
 Send = Callable[[bytes], Awaitable[None]]
-Method = Callable[[Any], Awaitable[Any]]
+Document = dict[str, Any]
+Method = Callable[[Any], Awaitable[Document | bytes | None]]
+"""Returns bytes of a message, or a document of its fields; None for a message without fields."""
 StreamMethod = Callable[[Receive, Send, StreamLifetime], Awaitable[None]]
 Answer = Callable[[grpc.aio.ServicerContext], Awaitable[bytes | None]]
 
@@ -54,8 +57,15 @@ class CallHandlers:
         self._reader = MessageReader(engine.settings)
         self._open: set[Any] = set()
 
-    def unary(self, method: Method, kind: Any) -> grpc.RpcMethodHandler:
-        """Return the handler of a unary method; `kind` is the class of its requests, or None for bytes."""
+    def unary(self, method: Method, kind: Any, answer_kind: Any) -> grpc.RpcMethodHandler:
+        """Return the handler of a unary method.
+
+        Args:
+            method: the method.
+            kind: class of its requests; None for bytes.
+            answer_kind: class of its answers, for documents.
+
+        """
 
         async def answer(call: grpc.aio.ServicerContext) -> bytes:
             # Only inference has large messages. Other calls of the same connection wait for no turn.
@@ -67,7 +77,7 @@ class CallHandlers:
             read_seconds, size, run = perf_counter() - began, len(message), self._engine.scheduler.run
             async with self._engine.limits.bodies.hold(MESSAGE_EXPANSION * size):
                 response = await method(message if kind is None else await run(size, partial(parse, kind, message)))
-            written: bytes = response if isinstance(response, bytes) else response.SerializeToString()
+            written = response if isinstance(response, bytes) else write(answer_kind, response or {})
             context_of(call).keep(MESSAGE_COPIES * len(written))
             self._engine.metrics.count_bytes(GRPC, size, len(written), read_seconds)
             call.set_trailing_metadata(context_of(call).metadata())

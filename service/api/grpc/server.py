@@ -127,8 +127,12 @@ async def running(
     handlers = {}
     for described in pb.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]].methods:
         method = getattr(service, described.name)
-        kind = None if method == service.ModelInfer else getattr(pb, described.input_type.name)
-        handlers[described.name] = calls.stream(method) if described.client_streaming else calls.unary(method, kind)
+        kind, answer_kind = (getattr(pb, message.name) for message in (described.input_type, described.output_type))
+        handlers[described.name] = (
+            calls.stream(method)
+            if described.client_streaming
+            else calls.unary(method, None if method == service.ModelInfer else kind, answer_kind)
+        )
     server = _create_server(settings, engine.repository.access, trace)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     statuses = health.aio.HealthServicer()

@@ -2,17 +2,15 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import astuple
 from functools import partial
 from typing import Any
 
-from preblock.service.api.grpc.handlers import GRPC, GRPC_STREAM, MESSAGE_EXPANSION, Receive, Send
+from preblock.service.api.grpc.handlers import GRPC, GRPC_STREAM, MESSAGE_EXPANSION, Document, Receive, Send
 from preblock.service.api.grpc.prepared import MESSAGE_COPIES, PreparedCalls
 from preblock.service.api.shared_memory import list_extensions, register_device, register_file, write_shared
 from preblock.service.api.streams import StreamEnd, StreamLifetime
 from preblock.service.codecs.chunks import body_chunks
 from preblock.service.codecs.v2 import metadata, protobuf
-from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.parameters import REGION, read_cost, region_document
 from preblock.service.codecs.v2.protobuf import RequestMessage, read_request
 from preblock.service.codecs.v2.requests import InferMessage
@@ -23,13 +21,15 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences, SequenceStore
 from preblock.service.runtime.cuda_memory import DeviceMemory
 from preblock.service.runtime.model import TokenModel
-from preblock.service.runtime.shared_memory import SharedFile
+from preblock.service.runtime.shared_memory import Memory, SharedFile
 
 LOG = logging.getLogger(__name__)
+Message = Any
+"""A message of the class that the specification names for the method."""
 
 
 class InferenceService:
-    """The methods of the service.
+    """The methods of the service. They return documents as over HTTP, except inference, which returns bytes.
 
     Args:
         engine: answers the requests.
@@ -44,106 +44,86 @@ class InferenceService:
         self._version = version
         self._prepared = PreparedCalls(engine)
 
-    async def ServerLive(self, _: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+    async def ServerLive(self, _: Message) -> Document:
         """Return that the process is alive."""
-        return pb.ServerLiveResponse(live=True)
+        return {"live": True}
 
-    async def ServerReady(self, _: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+    async def ServerReady(self, _: Message) -> Document:
         """Return whether a model is served. gRPC starts only after every model of the repository is open."""
-        return pb.ServerReadyResponse(ready=self._engine.repository.is_ready)
+        return {"ready": self._engine.repository.is_ready}
 
-    async def ModelReady(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+    async def ModelReady(self, request: Message) -> Document:
         """Return whether a version of a model is served. Clients poll this method until it is."""
         try:
             self._engine.repository.find(request.name, request.version, caller=caller())
         except (NotFound, Unavailable):
-            return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=True)
+            return {"ready": False}
+        return {"ready": True}
 
-    async def ServerMetadata(self, _: pb.ServerMetadataRequest) -> Any:
+    async def ServerMetadata(self, _: Message) -> Document:
         """Return name, version and extensions of the server."""
-        document = metadata.server_metadata(self._version, await list_extensions(self._engine))
-        return protobuf.write(pb.ServerMetadataResponse, document)
+        return metadata.server_metadata(self._version, await list_extensions(self._engine))
 
-    async def ModelMetadata(self, request: pb.ModelMetadataRequest) -> Any:
+    async def ModelMetadata(self, request: Message) -> Document:
         """Return inputs and outputs of a model."""
         model = self._engine.repository.find(request.name, request.version, caller=caller())
         versions = [model.version] if request.version else self._engine.repository.versions(model.name)
-        return protobuf.write(pb.ModelMetadataResponse, metadata.model_metadata(request.name, versions, model.manifest))
+        return metadata.model_metadata(request.name, versions, model.manifest)
 
-    async def ModelConfig(self, request: pb.ModelConfigRequest) -> Any:
+    async def ModelConfig(self, request: Message) -> Document:
         """Return the configuration of a model in Triton's form."""
         model = self._engine.repository.find(request.name, request.version, caller=caller())
-        config = metadata.model_config(request.name, model.manifest, model.provider)
-        return protobuf.write(pb.ModelConfigResponse, {"config": config})
+        return {"config": metadata.model_config(request.name, model.manifest, model.provider)}
 
-    async def ModelStatistics(self, request: pb.ModelStatisticsRequest) -> Any:
+    async def ModelStatistics(self, request: Message) -> Document:
         """Return the statistics of one version of a model, of all its versions, or of every model."""
         models = self._engine.repository.select(request.name, request.version, caller=caller())
-        found = self._engine.metrics.statistics()
-        stats = [metadata.model_statistics(request.name or m.name, m.version, found[m.name, m.version]) for m in models]
-        return protobuf.write(pb.ModelStatisticsResponse, {"model_stats": stats})
+        return metadata.statistics_of(models, request.name, self._engine.metrics.statistics())
 
-    async def RepositoryIndex(self, request: pb.RepositoryIndexRequest) -> Any:
+    async def RepositoryIndex(self, request: Message) -> Document:
         """Return every version of every model."""
         _check_repository(request.repository_name)
-        versions = (astuple(state) for state in self._engine.repository.index(caller()))
-        models = metadata.repository_index(versions, request.ready)
-        return protobuf.write(pb.RepositoryIndexResponse, {"models": models})
+        return {"models": metadata.repository_index(self._engine.repository.index(caller()), request.ready)}
 
-    async def RepositoryModelLoad(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+    async def RepositoryModelLoad(self, request: Message) -> None:
         """Load the new versions of a model, or an unloaded model."""
         _check_repository(request.repository_name)
         metadata.check_change("load", protobuf.read_parameters(request.parameters))
         await self._engine.control.load(request.model_name, caller())
-        return pb.RepositoryModelLoadResponse()
 
-    async def RepositoryModelUnload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+    async def RepositoryModelUnload(self, request: Message) -> None:
         """Unload every version of a model, each after its last request."""
         _check_repository(request.repository_name)
         metadata.check_change("unload", protobuf.read_parameters(request.parameters))
         await self._engine.control.unload(request.model_name, caller())
-        return pb.RepositoryModelUnloadResponse()
 
-    async def SystemSharedMemoryStatus(self, request: pb.SystemSharedMemoryStatusRequest) -> Any:
+    async def SystemSharedMemoryStatus(self, request: Message) -> Document:
         """Return a region of the caller, or all of them."""
-        regions = map(region_document, self._engine.shared_memory.status(SharedFile, request.name))
-        return protobuf.write(
-            pb.SystemSharedMemoryStatusResponse, {"regions": {item["name"]: item for item in regions}}
-        )
+        return self._describe_regions(SharedFile, request.name)
 
-    async def SystemSharedMemoryRegister(
-        self, request: pb.SystemSharedMemoryRegisterRequest
-    ) -> pb.SystemSharedMemoryRegisterResponse:
+    async def SystemSharedMemoryRegister(self, request: Message) -> None:
         """Register a region of POSIX shared memory."""
         register_file(self._engine, request.name, request.key, request.offset, request.byte_size)
-        return pb.SystemSharedMemoryRegisterResponse()
 
-    async def SystemSharedMemoryUnregister(
-        self, request: pb.SystemSharedMemoryUnregisterRequest
-    ) -> pb.SystemSharedMemoryUnregisterResponse:
+    async def SystemSharedMemoryUnregister(self, request: Message) -> None:
         """Unregister a region of the caller, or all of them."""
         self._engine.shared_memory.unregister(SharedFile, request.name)
-        return pb.SystemSharedMemoryUnregisterResponse()
 
-    async def CudaSharedMemoryStatus(self, request: pb.CudaSharedMemoryStatusRequest) -> Any:
+    async def CudaSharedMemoryStatus(self, request: Message) -> Document:
         """Return the regions of the caller in memory of GPUs, or one of them."""
-        regions = map(region_document, self._engine.shared_memory.status(DeviceMemory, request.name))
-        return protobuf.write(pb.CudaSharedMemoryStatusResponse, {"regions": {item["name"]: item for item in regions}})
+        return self._describe_regions(DeviceMemory, request.name)
 
-    async def CudaSharedMemoryRegister(
-        self, request: pb.CudaSharedMemoryRegisterRequest
-    ) -> pb.CudaSharedMemoryRegisterResponse:
+    async def CudaSharedMemoryRegister(self, request: Message) -> None:
         """Register a region in memory of a GPU."""
         await register_device(self._engine, request.name, request.raw_handle, request.device_id, request.byte_size)
-        return pb.CudaSharedMemoryRegisterResponse()
 
-    async def CudaSharedMemoryUnregister(
-        self, request: pb.CudaSharedMemoryUnregisterRequest
-    ) -> pb.CudaSharedMemoryUnregisterResponse:
+    async def CudaSharedMemoryUnregister(self, request: Message) -> None:
         """Unregister a region of the caller in memory of a GPU, or all of them."""
         self._engine.shared_memory.unregister(DeviceMemory, request.name)
-        return pb.CudaSharedMemoryUnregisterResponse()
+
+    def _describe_regions(self, kind: type[Memory], name: str) -> Document:
+        regions = map(region_document, self._engine.shared_memory.status(kind, name))
+        return {"regions": {region["name"]: region for region in regions}}
 
     async def ModelInfer(self, message: bytes) -> bytes:
         """Return the requested outputs, by default all outputs of tokens."""

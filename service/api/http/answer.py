@@ -62,19 +62,10 @@ def _row_headers(answer: Result) -> Headers:
     """
     if not isinstance(answer, EmbedResult):
         return []
-    rows = {b"preblock-next-offset": answer.next_offset}
-    if answer.position_delta is not None:
-        rows[b"preblock-position-delta"] = answer.position_delta
-    if answer.ragged:
-        rows[b"preblock-lengths"] = answer.lengths
-    if answer.truncated is not None:
-        rows[b"preblock-truncated"] = answer.truncated
     headers: list[tuple[bytes, bytes]] = []
-    context = answer.next_context
-    if context is not None and context.size <= MAX_HEADER_ROWS:
-        headers.append((b"preblock-next-context", ",".join(map(str, context.ravel().tolist())).encode()))
-    for name, values in rows.items():
-        numbers = values[:1] if (values == values[0]).all() else values
-        if len(numbers) <= MAX_HEADER_ROWS:
-            headers.append((name, ",".join(map(str, numbers.tolist())).encode()))
+    for name, values in answer.row_values.items():
+        numbers = values[:1] if values.ndim == 1 and (values == values[0]).all() else values
+        if numbers.size <= MAX_HEADER_ROWS and (name != "lengths" or answer.ragged):
+            text = ",".join(map(str, numbers.ravel().tolist()))
+            headers.append((f"preblock-{name.replace('_', '-')}".encode(), text.encode()))
     return headers

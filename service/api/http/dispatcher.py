@@ -18,6 +18,7 @@ from preblock.service.api.http import errors
 from preblock.service.api.http.origins import AllowedHosts, check_origin
 from preblock.service.api.http.request import Handler, RawRequest, Route
 from preblock.service.api.http.response import KnownHttpRequest
+from preblock.service.api.http.schemas.native_api import ROW_HEADERS
 from preblock.service.api.http.tracing import set_route, set_status, trace_request
 from preblock.service.api.prepared import PreparedRequests
 from preblock.service.api.streams import StreamRegistry
@@ -45,10 +46,8 @@ PAGE_FILES = (f"{STATIC_DOCUMENTS}/", "/inspect/")
 """Files of the pages. A browser opens a page without a key, and the page asks for the key."""
 METHODS = ("GET", "HEAD", "POST")
 EXPOSED_HEADERS = (
-    *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Use-As", "Preblock-Shape", "Preblock-Dtype"),
-    *("Preblock-Next-Offset", "Preblock-Next-Context", "Preblock-Position-Delta", "Preblock-Lengths"),
-    *("Preblock-Truncated", "Preblock-Ignored", "Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate"),
-    *("X-Request-Id", "Server-Timing"),
+    *(*ROW_HEADERS, "Preblock-Ignored", "Inference-Header-Content-Length"),
+    *("Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
 """Response headers readable by a web page."""
 CountBytes = Callable[[str, int, int, float, float], None]

@@ -22,9 +22,10 @@ from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegist
 from preblock.service.codecs import decode_frames, decode_json
 from preblock.service.codecs.chunks import Buffer, raw_bytes
 from preblock.service.codecs.native_json import TEXT_COPIES, read_json
-from preblock.service.core.decode_ops import CloseOp, DecodeMessage, PartsOp, RunningRows, StepOp
+from preblock.service.core.decode_ops import STEP, CloseOp, DecodeMessage, RunningRows
 from preblock.service.core.errors import Conflict, PreblockError, TooLarge
 from preblock.service.core.large_bodies import AwaitedBody
+from preblock.service.core.types import PartsRequest, TokenRequest
 from preblock.service.engine.decode_stream import DecodeState, split_step
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastRun, fast_path_of
@@ -92,7 +93,7 @@ class DecodeSession:
                 number = decode_json.read_number(document)
                 read = partial(decode_json.read_message, document, number, text, indices)
                 message = await engine.scheduler.run(len(text), read, text=True)
-                record.operation = message.operation.name
+                record.operation = message.name
                 answer = await stream.do(message, record)
                 if answer is None:
                     written = decode_json.write_state(stream.running, number)
@@ -120,7 +121,7 @@ class DecodeSession:
                 indices, history = stream.model.manifest.indices, stream.history
                 read = partial(decode_frames.read_frame, frame, indices, history)
                 message = await engine.scheduler.run(len(frame), read)
-                record.operation = message.operation.name
+                record.operation = message.name
                 answer = await stream.do(message, record)
                 if answer is None:
                     written = decode_frames.write_state(stream.running, number)
@@ -151,7 +152,7 @@ class DecodeSession:
         call = Call(step.ids, step.shape.rows, step.shape.length, stream.offset, context, size=len(frame))
         run = fast_path.start(call, began)
         if run is not None:
-            run.record.operation = StepOp.name
+            run.record.operation = STEP
             self._begun = frame, step
         return run
 
@@ -188,13 +189,10 @@ class DecodeSession:
             message = "an open message must be the first message of its stream"
             raise Conflict(decode_json.OPEN, "a later message", "the first message", message=message)
         fields = merge_fields(self._query, decode_json.read_open(document), "open message")
-        model = self.stream.model
-        self._open(model, fields)
+        self._open(self.stream.model, fields)
         self.opened = True
-        manifest, outputs = model.manifest, self.stream.options.outputs
-        return decode_json.write_opened(
-            model.name, model.version, model.identity, manifest, self.stream.running, outputs
-        )
+        stream = self.stream
+        return decode_json.write_opened(stream.model, stream.running, stream.options.outputs)
 
     def _done(self, message: DecodeMessage) -> None:
         self.opened = True
@@ -359,7 +357,7 @@ async def answer_events(
 
     feed = await engine.scheduler.run(len(body), read, text=True)
     stream = DecodeState(engine, model, feed.options)
-    step = await stream.assemble(feed.step) if isinstance(feed.step, PartsOp) else feed.step
+    step = await stream.assemble(feed.step) if isinstance(feed.step, PartsRequest) else feed.step
     running, events = stream.running, _write_events(engine, stream, feed, step)
     first = await anext(events)
 
@@ -377,7 +375,7 @@ async def answer_events(
     return StreamResponse(streams, EVENTS, running, answers, _write_event)
 
 
-async def _write_events(engine: Engine, stream: DecodeState, feed: decode_json.Feed, rows: StepOp) -> Answers:
+async def _write_events(engine: Engine, stream: DecodeState, feed: decode_json.Feed, rows: TokenRequest) -> Answers:
     """Feed the tokens `rows` to the stream chunk by chunk, and yield an event for each.
 
     The id of an event is the number of tokens fed so far, of the longest row in each chunk.
@@ -386,7 +384,7 @@ async def _write_events(engine: Engine, stream: DecodeState, feed: decode_json.F
     for step in split_step(rows, feed.chunk):
         # The limits hold for the request, not for each of its chunks.
         with engine.admission.request("decode", limited=False) as record, stream.attempt():
-            record.model, record.operation, record.copies = stream.model.name, step.name, TEXT_COPIES
+            record.model, record.operation, record.copies = stream.model.name, STEP, TEXT_COPIES
             answer = await stream.do(DecodeMessage(step), record)
             assert answer is not None
             write = partial(decode_json.write_answer, answer, feed.encoding, 0)

@@ -5,6 +5,7 @@ repository", "Sequence", "System shared memory" and "CUDA shared memory".
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -12,8 +13,9 @@ from preblock.service.artifacts.manifest import Manifest, StemManifest, Tensor
 from preblock.service.artifacts.names import BIAS_GRAPH, CONTEXT, GRAPH, TOKENIZER
 from preblock.service.codecs.fields import read_flag
 from preblock.service.core.errors import Invalid
-from preblock.service.observability.metrics import Duration, InferenceStatistics
-from preblock.service.observability.totals import INFER, INPUT, OUTPUT, QUEUE
+from preblock.service.observability.metrics import INFER, INPUT, OUTPUT, QUEUE, Duration, InferenceStatistics
+from preblock.service.runtime.model import ServedModel
+from preblock.service.runtime.repository import VersionState
 
 PLATFORM = "onnx_onnxv1"
 EXTENSIONS = (
@@ -138,17 +140,22 @@ def model_config(name: str, manifest: Manifests, provider: str) -> dict[str, Any
     }
 
 
+def statistics_of(
+    models: Iterable[ServedModel], name: str | None, statistics: Mapping[tuple[str, int], InferenceStatistics]
+) -> dict[str, Any]:
+    """Return the statistics of models; `name` is the requested one, which may be an alias."""
+    found = [model_statistics(name or m.name, m.version, statistics[m.name, m.version]) for m in models]
+    return {"model_stats": found}
+
+
 def model_statistics(name: str, version: int, statistics: InferenceStatistics) -> dict[str, Any]:
     """Return the statistics of a version of a model in the format of Triton; an inference is one row."""
     by_rows, whole = statistics.stages, {phase: Duration() for phase in (QUEUE, INPUT, INFER, OUTPUT)}
-    executions = sum(duration.count for (_, phase), duration in by_rows.items() if phase == INFER)
-    for phase, duration in [
-        *((phase, duration) for (_, phase), duration in by_rows.items()),
-        *statistics.batched.items(),
-    ]:
+    for (_, phase), duration in by_rows.items():
         whole[phase].count += duration.count
         whole[phase].seconds += duration.seconds
-    sizes = sorted({rows for rows, _ in by_rows if rows is not None})
+    executions = sum(duration.count for (rows, phase), duration in by_rows.items() if phase == INFER and rows != 0)
+    sizes = sorted({rows for rows, _ in by_rows if rows})
     never = _duration(Duration())
     return {
         "name": name,
@@ -172,12 +179,12 @@ def model_statistics(name: str, version: int, statistics: InferenceStatistics) -
     }
 
 
-def repository_index(versions: Iterable[tuple[str, int, str, str]], only_ready: bool) -> list[dict[str, str]]:
+def repository_index(versions: Iterable[VersionState], only_ready: bool) -> list[dict[str, str]]:
     """Return every version, or every ready version, of every model with name, version, state and reason."""
     return [
-        {"name": name, "version": str(version), "state": state, "reason": reason}
-        for name, version, state, reason in versions
-        if state == "READY" or not only_ready
+        asdict(version) | {"version": str(version.version)}
+        for version in versions
+        if version.state == "READY" or not only_ready
     ]
 
 

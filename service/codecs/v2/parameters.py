@@ -6,7 +6,7 @@ Source: Triton, "System shared memory extension" and "CUDA shared memory extensi
 import binascii
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pybase64
@@ -185,11 +185,11 @@ def read_options(
     read_flag(f"parameters.{FINAL}", parameters.get(FINAL, False))
     default = read_flag("parameters.binary_data_output", parameters.get("binary_data_output", False))
     dtype = DTYPES[read_choice("parameters.dtype", parameters.get("dtype", "FP32"), DTYPES)]
-    outputs = _read_outputs(requested, default, dtype, describe_outputs(manifest))
+    binary, regions, dtype, further = _read_outputs(requested, default, dtype, describe_outputs(manifest))
     return InferOptions(
-        binary=outputs.binary or dict.fromkeys(default_outputs(manifest), default),
-        regions=outputs.regions,
-        dtype=outputs.dtype,
+        binary=binary or dict.fromkeys(default_outputs(manifest), default),
+        regions=regions,
+        dtype=dtype,
         offset=np.array([read_integer("parameters.offset", parameters["offset"])]) if "offset" in parameters else None,
         truncate=parameters.get("truncate"),
         pooling=parameters.get("pooling", "none"),
@@ -200,7 +200,7 @@ def read_options(
         ),
         special_tokens_in_text=_read_special_tokens(parameters),
         sequence=_sequence(parameters),
-        ignored=(*unknown, *ignored, *outputs.ignored),
+        ignored=(*unknown, *ignored, *further),
     )
 
 
@@ -210,19 +210,12 @@ def _read_special_tokens(parameters: Mapping[str, Any]) -> str | None:
     return read_choice(f"parameters.{IN_TEXT}", parameters[IN_TEXT], types.SPECIAL_TOKENS_IN_TEXT)
 
 
-class _Outputs(NamedTuple):
-    """The requested outputs, as in `InferOptions`, and names of their ignored parameters."""
-
-    binary: dict[str, bool]
-    regions: dict[str, RegionRange]
-    dtype: str
-    ignored: list[str]
-
-
 def _read_outputs(
     requested: Sequence[tuple[Any, Mapping[str, Any]]], binary_default: bool, dtype: str, known: Collection[str]
-) -> _Outputs:
+) -> tuple[dict[str, bool], dict[str, RegionRange], str, list[str]]:
     """Read the requested outputs of a model with the outputs `known`; `dtype` is the type of a request without one.
+
+    Return `binary`, `regions` and `dtype` of `InferOptions`, and the names of ignored parameters of the outputs.
 
     Raises:
         Invalid: an unknown output, a reserved parameter, or a value that is not allowed.
@@ -250,7 +243,7 @@ def _read_outputs(
             raise Invalid(f"{where}.dtype", last, f"{first}, because all outputs have one type")
     if requested and not dtypes:
         raise Invalid("outputs", ", ".join(binary), f"at least one of {', '.join(known)}")
-    return _Outputs(binary, regions, dtypes[0] if dtypes else dtype, unknown)
+    return binary, regions, dtypes[0] if dtypes else dtype, unknown
 
 
 def find_ignored(where: str, parameters: Mapping[str, Any], known: tuple[str, ...]) -> list[str]:

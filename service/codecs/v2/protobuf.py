@@ -318,9 +318,10 @@ def write_closing(
     return write_stream_error(orjson.dumps({"closing": reason, "sequences": positions}).decode(), "")
 
 
-def write(kind: Any, document: dict[str, Any]) -> Any:
+def write(kind: Any, document: dict[str, Any]) -> bytes:
     """Write a document of the HTTP API as a message of a generated class."""
-    return ParseDict(document, kind())
+    message: bytes = ParseDict(document, kind()).SerializeToString()
+    return message
 
 
 def register_renamed(file: Any, old: str, new: str) -> None:

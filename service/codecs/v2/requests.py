@@ -133,11 +133,6 @@ class InferMessage:
     id: str | None
     options: InferOptions
 
-    @property
-    def binary(self) -> Mapping[str, bool]:
-        """For each output in order, whether it has the form of bytes over HTTP or in shared memory."""
-        return self.options.binary
-
 
 def read_infer(
     body: bytes,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from preblock.service.codecs.chunks import Part, as_bytes
 from preblock.service.codecs.native_json import write_json, write_json_parts, write_numbers
 from preblock.service.codecs.v2.metadata import DATATYPES
-from preblock.service.codecs.v2.parameters import ROW_OUTPUTS, range_parameters
+from preblock.service.codecs.v2.parameters import ROW_OUTPUTS, TEXT_OUTPUTS, range_parameters
 from preblock.service.codecs.v2.requests import InferMessage
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import ChunkedTensor, EmbedResult, Int64, Result, Tensor
@@ -24,7 +24,7 @@ IGNORED = "ignored_parameters"
 def list_outputs(answer: Result, infer: InferMessage) -> list[tuple[str, str, Tensor]]:
     """Return name, datatype and tensor of every output, in the order of the request."""
     outputs: list[tuple[str, str, Tensor]] = []
-    for name in infer.binary:
+    for name in infer.options.binary:
         if name in ROW_OUTPUTS and isinstance(answer, EmbedResult):
             outputs.append((name, "INT64", row_output(answer, name)))
         else:
@@ -44,7 +44,7 @@ def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | 
         output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": tensor.shape}
         if name in infer.options.regions:
             output["parameters"] = range_parameters(infer.options.regions[name], tensor.nbytes)
-        elif infer.binary[name]:
+        elif infer.options.binary[name]:
             parts.append(as_bytes(tensor))
             output["parameters"] = {"binary_data_size": tensor.nbytes}
         else:
@@ -71,16 +71,8 @@ def row_output(answer: EmbedResult, name: str) -> Int64:
     `lengths`, `next_offset`, `position_delta` and `truncated` are int64 (B,), `next_context` (B, H). `input_ids` is
     (B, L) and `spans` (B, L, 2), or (T,) and (T, 2) for rows of different lengths.
     """
-    if name == "lengths":
-        return answer.lengths
-    if name == "next_offset":
-        return answer.next_offset
-    if name == "next_context":
-        assert answer.next_context is not None
-        return answer.next_context
-    if name in ("position_delta", "truncated"):
-        values: Int64 | None = getattr(answer, name)
-        return np.zeros_like(answer.lengths) if values is None else values
+    if name not in TEXT_OUTPUTS:  # without truncation or axes, zeros
+        return answer.row_values.get(name, np.zeros_like(answer.lengths))
     assert answer.input_ids is not None
     assert answer.spans is not None
     rows = answer.input_ids

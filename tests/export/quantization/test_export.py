@@ -15,7 +15,6 @@ from preblock.export.verification import verify
 from preblock.models.steps import Positions
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.clients.client_matrix import check_standard
 from tests.export.quantization.rounding import WAYS, M, V, put, run, tiny
@@ -93,7 +92,7 @@ def test_quantization_combines_with_other_export_options(tmp_path: Path, name: s
     assert ("embeddings.onnx" in exported.manifest.files) == (name == "llama")
     assert ("bias.onnx" in exported.manifest.files) == (name in bias_models.BIASED)
     assert verify(exported.folder).providers == exported.parity.providers
-    assert Repository(tmp_path, CPU, 1).get("m").manifest == exported.manifest
+    assert Repository(tmp_path).get("m").manifest == exported.manifest
     check_standard(exported.folder, exported.manifest.indices)
 
 

@@ -128,6 +128,6 @@ def test_manifest_with_wrong_dtype_is_rejected(quantized_copy: Path, way: str) -
     stored = {"int8-tensor": "int8", "int4": "uint8"}.get(way, way)
     message = rf"dtype.*{stored}"
     with pytest.raises(ArtifactError, match=message):
-        Repository(quantized_copy, CPU, 1)
+        Repository(quantized_copy)
     with pytest.raises(ExportError, match=message):
         verify(quantized_copy / way / "1")

@@ -12,7 +12,6 @@ from onnx import TensorProto
 
 from preblock.service.artifacts.names import GRAPH, MANIFEST
 from preblock.service.core.errors import ArtifactError
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 
 TOKENS = f"{GRAPH} tokens.weight"
@@ -31,7 +30,7 @@ def seal(folder: Path, **values: Any) -> None:
 
 def refusal(folder: Path) -> str:
     with pytest.raises(ArtifactError) as refused:
-        Repository(folder.parent.parent, CPU, 1)
+        Repository(folder.parent.parent)
     assert "\n" not in str(refused.value)
     assert str(refused.value).startswith("gpt/1/")
     return str(refused.value).removeprefix("gpt/1/")

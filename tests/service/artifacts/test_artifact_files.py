@@ -13,7 +13,6 @@ from onnx import TensorProto
 
 from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY, TOKEN_GRAPH
 from preblock.service.runtime import loader
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import Session, open_session
 from tests.service.artifacts.broken_artifacts import LENGTH, TOKENS, edit, entries, place, refusal, seal
@@ -42,7 +41,7 @@ def test_second_hard_links_are_accepted(weighty_copy: Path) -> None:
     for file in list(weighty_copy.iterdir()):
         os.link(file, weighty_copy.parent / f"outside-{file.name}")
     edit(weighty_copy, lambda model: setattr(model, "producer_name", "another"))
-    Repository(weighty_copy.parent.parent, CPU, 1)
+    Repository(weighty_copy.parent.parent)
 
 
 @FILES

@@ -11,7 +11,6 @@ import pytest
 from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.core.errors import ArtifactError, Unavailable
 from preblock.service.core.files import read_file
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support.permissions import limited, ordinary_user, public_folder
 
@@ -26,7 +25,7 @@ def public(tiny_repository: Path) -> Iterator[Path]:
 
 
 def test_unreadable_model_folder_keeps_its_models(public: Path) -> None:
-    repository = Repository(public, CPU, 1)
+    repository = Repository(public)
     before = repository.get("gpt")
     (public / "gpt").chmod(0)
     shutil.rmtree(public / "bert/1")

@@ -15,7 +15,6 @@ from preblock.service.artifacts.checksums import CACHE_FILE, MAX_FILES, Checksum
 from preblock.service.artifacts.names import DATA, MANIFEST
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import open_file, signature_of
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support import commands
 from tests.support.artifacts import copy_artifact
@@ -197,12 +196,12 @@ def test_concurrent_saves_leave_valid_cache_file(folder: Path, tmp_path: Path) -
 def test_repository_files_are_hashed_once(weighty_repository: Path, folder: Path) -> None:
     artifact = weighty_repository / "gpt/1"
     files = json.loads((artifact / MANIFEST).read_text())["files"]
-    Repository(weighty_repository, CPU, 1, folder)
+    Repository(weighty_repository, cache=folder)
     known = {key_of(artifact / name): described["sha256"] for name, described in files.items()}
     assert json.loads((folder / CACHE_FILE).read_text()) == known
     plant(folder, json.dumps(known | {key_of(artifact / DATA): FALSE}))
     with pytest.raises(ArtifactError, match=f"^gpt/1/{DATA}: got sha256 {FALSE[:12]}…"):
-        Repository(weighty_repository, CPU, 1, folder)
+        Repository(weighty_repository, cache=folder)
 
 
 def test_verify_ignores_the_cache(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from onnx import AttributeProto, TensorProto, helper
 from preblock.service.artifacts import onnx_subset_pb2
 from preblock.service.artifacts.names import BIAS_GRAPH, DATA, GRAPH, MANIFEST, TOKEN_GRAPH
 from preblock.service.core.errors import ArtifactError
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.service.artifacts.broken_artifacts import (
     TOKENS,
@@ -180,7 +179,7 @@ def test_segment_count_not_matching_table_is_rejected(bert_copy: Path, segments:
 
 def test_custom_module_may_have_unused_rows(weighty_copy: Path) -> None:
     seal(weighty_copy, front_end=None, vocab_size=99)
-    assert Repository(weighty_copy.parent.parent, CPU, 1).get("gpt").manifest.vocab_size == 99
+    assert Repository(weighty_copy.parent.parent).get("gpt").manifest.vocab_size == 99
 
 
 def test_unknown_graph_input_is_rejected(weighty_copy: Path) -> None:
@@ -260,5 +259,5 @@ def test_table_inconsistent_with_graph_is_rejected(
 ) -> None:
     edit_manifest(copy_artifact("ngrams", tmp_path), lambda manifest: change(manifest["ngram_tables"]))
     with pytest.raises(ArtifactError) as refused:
-        Repository(tmp_path, CPU, 1)
+        Repository(tmp_path)
     assert str(refused.value).startswith(f"ngrams/1/{MANIFEST} {message}")

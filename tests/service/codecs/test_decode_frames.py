@@ -18,9 +18,9 @@ from preblock.service.core.decode_ops import (
     RewindOp,
     RowsOp,
     RunningRows,
-    StepOp,
 )
 from preblock.service.core.errors import Invalid, Malformed, PreblockError
+from preblock.service.core.types import TokenRequest
 
 INDICES = ("token_type_ids", "word")
 
@@ -38,8 +38,8 @@ def values_of(rows: Any) -> Any:
     return None if rows is None else rows.values.tolist()
 
 
-def step_of(message: DecodeMessage) -> StepOp:
-    assert isinstance(message.operation, StepOp)
+def step_of(message: DecodeMessage) -> TokenRequest:
+    assert isinstance(message.operation, TokenRequest)
     return message.operation
 
 

@@ -20,10 +20,9 @@ from preblock.service.core.decode_ops import (
     PingOp,
     ReorderOp,
     RewindOp,
-    StepOp,
 )
 from preblock.service.core.errors import ClientFault, Conflict, Invalid, TooLarge, Unavailable
-from preblock.service.core.types import EmbedResult, TokenRows
+from preblock.service.core.types import EmbedResult, TokenRequest, TokenRows
 from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
 from preblock.service.observability.context import RequestRecord
@@ -59,7 +58,7 @@ def do(stream: DecodeState, operation: Operation, number: int = 0, digest: bytes
 
 
 def feed(stream: DecodeState, ids: TokenRows, number: int = 0, digest: bytes = b"", **parts: Any) -> EmbedResult:
-    answer = do(stream, StepOp(input_ids=ids, **parts), number, digest)
+    answer = do(stream, TokenRequest(input_ids=ids, **parts), number, digest)
     assert answer is not None
     return answer
 
@@ -131,18 +130,22 @@ def test_operations_change_row_offsets(stream_engine: Engine) -> None:
         (AppendOp(array(0, -1)), Invalid, "append[1]: got -1, expected 0 to 8"),
         (AppendOp(array(*[0] * 5)), TooLarge, "append: got 7 rows, expected at most 6 rows of a stream"),
         (DropOp(array(2)), Invalid, "drop[0]: got 2, expected 0 to 1"),
-        (StepOp(input_ids=rows([1], [1]), offset=array(4, 2)), Conflict, "offset[1]: got 2, expected 3, the offset"),
-        (StepOp(input_ids=rows([], [11])), Invalid, "input_ids[1][0]: got 11, expected 0 to 10"),
-        (StepOp(input_ids=rows([], [1] * 6)), Invalid, "offset[1] + tokens: got 3 + 6 = 9, expected at most 8,"),
-        (StepOp(input_ids=rows([1] * 4, [1] * 3)), TooLarge, "input_ids: got 7 tokens"),
-        (StepOp(input_ids=rows([], [1]), position_ids=rows([1], [])), Invalid, "position_ids[0]: got 1 values"),
         (
-            StepOp(input_ids=rows([], [1]), indices={"token_type_ids": rows([], [2])}),
+            TokenRequest(input_ids=rows([1], [1]), offset=array(4, 2)),
+            Conflict,
+            "offset[1]: got 2, expected 3, the offset",
+        ),
+        (TokenRequest(input_ids=rows([], [11])), Invalid, "input_ids[1][0]: got 11, expected 0 to 10"),
+        (TokenRequest(input_ids=rows([], [1] * 6)), Invalid, "offset[1] + tokens: got 3 + 6 = 9, expected at most 8,"),
+        (TokenRequest(input_ids=rows([1] * 4, [1] * 3)), TooLarge, "input_ids: got 7 tokens"),
+        (TokenRequest(input_ids=rows([], [1]), position_ids=rows([1], [])), Invalid, "position_ids[0]: got 1 values"),
+        (
+            TokenRequest(input_ids=rows([], [1]), indices={"token_type_ids": rows([], [2])}),
             Invalid,
             "token_type_ids[1][0]: got 2",
         ),
-        (StepOp(input_ids=rows([], [])), Invalid, "input_ids[0]: got an empty row, expected at least one id"),
-        (StepOp(input_ids=rows([1])), Invalid, "input_ids: got 1 rows, expected 2 rows, as are running"),
+        (TokenRequest(input_ids=rows([], [])), Invalid, "input_ids[0]: got an empty row, expected at least one id"),
+        (TokenRequest(input_ids=rows([1])), Invalid, "input_ids: got 1 rows, expected 2 rows, as are running"),
     ],
 )
 def test_invalid_operation_changes_nothing(
@@ -216,7 +219,7 @@ def test_failed_step_response_rolls_back_the_stream(stream_engine: Engine) -> No
 
     async def fail() -> None:
         with stream.attempt():
-            await stream.do(DecodeMessage(StepOp(input_ids=row(1, 2)), 3, b"a"), RequestRecord("decode"))
+            await stream.do(DecodeMessage(TokenRequest(input_ids=row(1, 2)), 3, b"a"), RequestRecord("decode"))
             assert stream.offset.tolist() == [3]
             raise Unavailable("queue", "full", "room")
 

@@ -10,7 +10,6 @@ from preblock.service.core.errors import Invalid
 from preblock.service.core.types import PartsRequest, RowPart, TokenRequest, TokenRows
 from preblock.service.engine.parts import assemble, place_vectors, vectors_of_outputs
 from preblock.service.runtime.model import TokenModel
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 
 VECTORS = np.arange(4, dtype=np.float32)
@@ -18,7 +17,7 @@ VECTORS = np.arange(4, dtype=np.float32)
 
 @pytest.fixture(scope="module")
 def model(tiny_repository: Path) -> TokenModel:
-    found = Repository(tiny_repository, CPU, 1).get("gpt")
+    found = Repository(tiny_repository).get("gpt")
     assert isinstance(found, TokenModel)
     return found
 

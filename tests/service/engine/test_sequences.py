@@ -15,7 +15,6 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences, SequenceStore
 from preblock.service.observability.context import RequestRecord
 from preblock.service.runtime.model import TokenModel
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support.engines import ask_engine, open_engine
 from tests.support.event_loops import WaitedTimeLoop
@@ -23,7 +22,7 @@ from tests.support.event_loops import WaitedTimeLoop
 
 @pytest.fixture(scope="module")
 def sequence_repository(tiny_repository: Path) -> Repository:
-    return Repository(tiny_repository, CPU, 1)
+    return Repository(tiny_repository)
 
 
 @pytest.fixture

@@ -21,7 +21,14 @@ from preblock.service.observability.context import CURRENT_REQUEST, RequestConte
 from preblock.service.observability.instruments import BUCKETS_SECONDS, MAX_BATCH_LABEL
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
-from preblock.service.observability.process_metrics import read_usage, remove_dead_gauges, version_of
+from preblock.service.observability.process_metrics import (
+    PAGE_BYTES,
+    RESIDENT,
+    count_descriptors,
+    read_stat,
+    remove_dead_gauges,
+    version_of,
+)
 from tests.support.engines import live_settings
 from tests.support.processes import fork_servers, status_bytes, workers
 from tests.support.scrapes import Samples, samples_of
@@ -176,14 +183,14 @@ def test_openmetrics_has_units_and_no_created_series(running: Server) -> None:
         assert "_created" not in httpx.get(f"{running.address}/metrics", headers=headers).text
 
 
-def test_usage_of_ended_process_is_none() -> None:
+def test_ended_process_has_no_usage() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    assert read_usage(ended.pid) is None
-    usage = read_usage(os.getpid())
-    assert usage is not None
-    assert usage.resident_bytes == pytest.approx(status_bytes(os.getpid(), "VmRSS"), rel=0.1)
-    assert usage.open_fds > 2
+    assert (read_stat(ended.pid), count_descriptors(ended.pid)) == (None, 0)
+    fields = read_stat(os.getpid())
+    assert fields is not None
+    assert PAGE_BYTES * int(fields[RESIDENT]) == pytest.approx(status_bytes(os.getpid(), "VmRSS"), rel=0.1)
+    assert count_descriptors(os.getpid()) > 2
 
 
 def test_version_of_returns_first_installed_package() -> None:

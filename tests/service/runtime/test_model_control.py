@@ -7,15 +7,17 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from preblock.service.artifacts.checksums import Checksums
 from preblock.service.artifacts.names import GRAPH
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
+from preblock.service.runtime.loader import ModelLoader
+from preblock.service.runtime.model import ServedModel
 from preblock.service.runtime.model_control import ModelControl
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.worker_states import (
     AppliedState,
@@ -40,7 +42,7 @@ def states(repository: Repository) -> dict[tuple[str, int], str]:
 
 def test_new_version_is_opened_beside_others(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "preblock.service.runtime.repository")
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     before = repository.get("gpt")
     assert repository.refresh() == []
     copy_artifact("gpt-again", root, "gpt")
@@ -58,7 +60,7 @@ def test_new_version_is_opened_beside_others(root: Path, caplog: pytest.LogCaptu
 
 
 def test_broken_new_version_keeps_old_one_serving(root: Path) -> None:
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     folder = copy_artifact("gpt-again", root, "gpt")
     sound = (folder / GRAPH).read_bytes()
     (folder / GRAPH).write_bytes(b"no graph")
@@ -74,7 +76,7 @@ def test_broken_new_version_keeps_old_one_serving(root: Path) -> None:
 
 
 def test_broken_update_of_version_keeps_it_serving(root: Path) -> None:
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     before = repository.get("gpt")
     broken = root / "gpt/1" / GRAPH
     broken.unlink()  # not changed in place: the open file is mapped
@@ -85,7 +87,7 @@ def test_broken_update_of_version_keeps_it_serving(root: Path) -> None:
 
 
 def test_removed_version_closes_after_its_last_request(root: Path) -> None:
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     held = repository.get("bert")
     session = weakref.ref(held.sessions[GRAPH])
     shutil.rmtree(root / "bert/1")
@@ -101,7 +103,7 @@ def test_removed_version_closes_after_its_last_request(root: Path) -> None:
 
 @pytest.mark.parametrize("empty", [True, False])
 def test_unreadable_repository_changes_nothing(root: Path, empty: bool) -> None:
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     shutil.rmtree(root)
     if empty:
         root.mkdir()
@@ -111,19 +113,16 @@ def test_unreadable_repository_changes_nothing(root: Path, empty: bool) -> None:
     assert set(states(repository).values()) == {"READY"}
 
 
-class Lacking(Repository):
-    """Cannot open version 2 of `gpt` while it makes errors."""
+@dataclass(frozen=True, kw_only=True)
+class LackingLoader(ModelLoader):
+    """Cannot open version 2 of `gpt` while it has a maker of an error."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root, CPU, 1)
-        self.make_error: Callable[[], Exception] | None = None
-        fail: Any = self._open_or_fail
-        self._open, self._load = self._load, fail
+    faults: list[Callable[[], Exception]] = field(default_factory=list)
 
-    def _open_or_fail(self, name: str, version: int, *rest: Any) -> Any:
-        if self.make_error is not None and (name, version) == ("gpt", 2):
-            raise self.make_error()
-        return self._open(name, version, *rest)
+    def load(self, name: str, version: int, folder: Path, checksums: Checksums) -> ServedModel:
+        if self.faults and (name, version) == ("gpt", 2):
+            raise self.faults[0]()
+        return super().load(name, version, folder, checksums)
 
 
 @pytest.mark.parametrize(
@@ -136,25 +135,27 @@ class Lacking(Repository):
 def test_refresh_after_a_system_error_opens_other_versions(
     root: Path, make_error: Callable[[], OSError], reason: str, is_tried_again: bool
 ) -> None:
-    repository = Lacking(root)
+    loader = LackingLoader()
+    repository = Repository(root, loader)
     for name in ("gpt/2", "gpt/3"):
         shutil.copytree(root / "gpt/1", root / name)
-    repository.make_error = make_error
+    loader.faults.append(make_error)
     changes = {change.version: change.reason for change in repository.refresh()}
     assert (changes[2].startswith(reason), changes[3]) == (True, ""), changes
     assert repository.versions("gpt") == [1, 3]
     assert repository.lacking == ({"gpt"} if is_tried_again else set())
-    repository.make_error = None
+    loader.faults.clear()
     assert [(change.version, change.state) for change in repository.refresh()] == [(2, "READY")] * is_tried_again
     assert not repository.lacking
 
 
 def test_other_models_change_while_one_lacks_memory(root: Path) -> None:
-    repository = Lacking(root)
+    loader = LackingLoader()
+    repository = Repository(root, loader)
     shutil.copytree(root / "gpt/1", root / "gpt/2")
     dropped = weakref.ref(repository.get("bert"))
     # As onnxruntime says it.
-    repository.make_error = lambda: RuntimeError("Failed to allocate memory for requested buffer of size 4096")
+    loader.faults.append(lambda: RuntimeError("Failed to allocate memory for requested buffer of size 4096"))
 
     async def change() -> None:
         control = ModelControl(repository, "explicit", 1)
@@ -165,7 +166,7 @@ def test_other_models_change_while_one_lacks_memory(root: Path) -> None:
         assert dropped() is None  # an error may hold frames, and these the models
         await control.load("bert")
         following = asyncio.create_task(control.run())
-        repository.make_error = None
+        loader.faults.clear()
         while repository.versions("gpt") != [1, 2]:
             await asyncio.sleep(0.05)
         following.cancel()
@@ -174,14 +175,14 @@ def test_other_models_change_while_one_lacks_memory(root: Path) -> None:
 
 
 def test_model_change_requires_explicit_mode(root: Path) -> None:
-    control = ModelControl(Repository(root, CPU, 1), "poll", 1)
+    control = ModelControl(Repository(root), "poll", 1)
     with pytest.raises(Forbidden, match="by request: model_control is poll, not explicit"):
         asyncio.run(control.unload("gpt"))
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_models_are_loaded_and_unloaded_by_request(root: Path, tmp_path: Path, shared: bool) -> None:
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     (tmp_path / "shared").mkdir()
 
     async def change() -> None:
@@ -210,7 +211,7 @@ def test_models_are_loaded_and_unloaded_by_request(root: Path, tmp_path: Path, s
 
 def test_load_overtaken_by_unload_raises_no_error(root: Path) -> None:
     async def change() -> None:
-        control = ModelControl(Repository(root, CPU, 1), "explicit", 1)
+        control = ModelControl(Repository(root), "explicit", 1)
 
         async def unload_later() -> None:
             await asyncio.sleep(0.002)
@@ -227,7 +228,7 @@ def worker(root: Path, tmp_path: Path) -> tuple[ModelControl, Path]:
     """Return the control of a worker that follows changes of others, and the folder through which they agree."""
     shared = tmp_path / "shared"
     shared.mkdir()
-    control = ModelControl(Repository(root, CPU, 1), "explicit", 1, shared)
+    control = ModelControl(Repository(root), "explicit", 1, shared)
     write_desired(shared, control.first_state())
     return control, shared
 

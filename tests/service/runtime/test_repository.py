@@ -14,7 +14,6 @@ from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY
 from preblock.service.core.auth import NOBODY, SERVICE, Authenticator, new_key, read_keys
 from preblock.service.core.errors import ArtifactError, Forbidden, Invalid, NotFound
 from preblock.service.runtime.model_control import ModelControl
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support.artifacts import copy_artifact, make_repository
 
@@ -28,12 +27,12 @@ def root(tiny_repository: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def repository(tiny_repository: Path) -> Repository:
     """The tiny models, opened once for tests that change nothing."""
-    return Repository(tiny_repository, CPU, 1)
+    return Repository(tiny_repository)
 
 
 def refusal(root: Path) -> str:
     with pytest.raises(ArtifactError) as refused:
-        Repository(root, CPU, 1)
+        Repository(root)
     return str(refused.value)
 
 
@@ -45,7 +44,7 @@ def test_highest_version_is_the_default(root: Path) -> None:
     shutil.rmtree(root / "bert/1")
     shutil.move(root / "bert/2", root / "bert/10")
     copy_artifact("bert", root)
-    repository = Repository(root, CPU, 1)
+    repository = Repository(root)
     assert [repository.get("bert", version).version for version in (None, "", "1")] == [10, 10, 1]
     assert repository.versions("bert") == [1, 10]
     assert [(model.name, model.version) for model in repository.all()] == [("bert", 1), ("bert", 10), ("gpt", 1)]
@@ -113,7 +112,7 @@ def test_model_folder_with_wrong_name_is_skipped(root: Path, caplog: pytest.LogC
 def test_model_is_visible_only_to_authorized_caller(tiny_repository: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(new_key("other", ("gpt",), admin=False)[1])
-    repository = Repository(tiny_repository, CPU, 1, access=Authenticator(keys))
+    repository = Repository(tiny_repository, access=Authenticator(keys))
     (other,) = read_keys(keys)
     for caller, names in ((NOBODY, []), (other, ["gpt"]), (SERVICE, ["bert", "gpt"])):
         assert list(repository.newest(caller)) == names
@@ -132,7 +131,7 @@ ALIASES = {"embeddings": "bert", "words": "gpt"}
 
 
 def test_alias_finds_every_version_of_its_model(tiny_repository: Path) -> None:
-    repository = Repository(tiny_repository, CPU, 1, aliases=ALIASES)
+    repository = Repository(tiny_repository, aliases=ALIASES)
     repository.check_aliases()
     assert repository.find("embeddings") is repository.find("bert")
     assert repository.find("embeddings", "1") is repository.find("bert", "1")
@@ -159,13 +158,13 @@ def test_alias_finds_every_version_of_its_model(tiny_repository: Path) -> None:
 )
 def test_invalid_alias_is_rejected(tiny_repository: Path, aliases: dict[str, str], message: str) -> None:
     with pytest.raises(Invalid) as refused:
-        Repository(tiny_repository, CPU, 1, aliases=aliases).check_aliases()
+        Repository(tiny_repository, aliases=aliases).check_aliases()
     assert str(refused.value) == message.format(root=tiny_repository)
 
 
 def test_alias_keeps_its_model_across_folder_changes(tmp_path: Path) -> None:
     root = make_repository(tmp_path, bert="bert", gpt="gpt")
-    repository = Repository(root, CPU, 1, aliases=ALIASES)
+    repository = Repository(root, aliases=ALIASES)
     shutil.copytree(root / "gpt", root / "embeddings")
     (change,) = repository.refresh()
     assert (change.name, change.state, change.reason) == ("embeddings", "UNAVAILABLE", "its name is an alias of bert")
@@ -184,7 +183,7 @@ def test_alias_requires_access_and_does_not_reveal_its_model(tiny_repository: Pa
     keys = (("model", "bert", False), ("alias", "embeddings", False), ("other", "gpt", True))
     (tmp_path / "keys.toml").write_text("".join(new_key(name, (scope,), admin)[1] for name, scope, admin in keys))
     access = Authenticator(tmp_path / "keys.toml")
-    repository = Repository(tiny_repository, CPU, 1, access=access, aliases=ALIASES)
+    repository = Repository(tiny_repository, access=access, aliases=ALIASES)
     by_model, by_alias, other = read_keys(tmp_path / "keys.toml")
     assert repository.find("embeddings", caller=by_model).name == "bert"
     assert list(repository.newest(by_model)) == ["bert", "embeddings"]
@@ -209,5 +208,5 @@ def test_repository_folders_may_be_symlinks(weighty_repository: Path, tmp_path: 
     link = tmp_path / "models" / level
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(weighty_repository / level)
-    linked = Repository(tmp_path / "models", CPU, 1).get("gpt")
-    assert linked.identity == Repository(weighty_repository, CPU, 1).get("gpt").identity
+    linked = Repository(tmp_path / "models").get("gpt")
+    assert linked.identity == Repository(weighty_repository).get("gpt").identity

@@ -25,7 +25,6 @@ from preblock.service.runtime.fused_embedding import BUILT
 from preblock.service.runtime.means import KernelMeans, LookupTable, Means, NumpyMeans
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.ngram_rows import Gather, KernelGather, NumpyGather, StoredRows
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.table_memory import MIN_BUDGET_BYTES, TableMemory, read_file_pages
 from tests.support.artifacts import make_repository
@@ -77,7 +76,7 @@ def test_special_values_equal_numpy(special: float) -> None:
 
 @pytest.fixture
 def model(weighty_repository: Path) -> TokenModel:
-    return Repository(weighty_repository, CPU, 1).get("gpt")
+    return Repository(weighty_repository).get("gpt")
 
 
 def feeds_of(batch: int, length: int, *offsets: int) -> dict[str, NDArray[np.int64]]:
@@ -118,7 +117,7 @@ def test_manifest_with_wrong_kernel_tables_is_rejected(
 ) -> None:
     root = with_kernel(weighty_repository, tmp_path, lambda kernel: kernel | {table: kernel[table] | changed})
     with pytest.raises(ArtifactError) as refused:
-        Repository(root, CPU, 1)
+        Repository(root)
     assert field in str(refused.value)
 
 
@@ -132,7 +131,7 @@ def with_kernel(source: Path, place: Path, change: Callable[[dict[str, Any]], ob
 
 
 def test_artifact_without_kernel_is_run_by_onnxruntime(weighty_repository: Path, tmp_path: Path) -> None:
-    model = Repository(with_kernel(weighty_repository, tmp_path, lambda _: None), CPU, 1).get("gpt")
+    model = Repository(with_kernel(weighty_repository, tmp_path, lambda _: None)).get("gpt")
     assert model.tables is None
     for feeds in (feeds_of(1, 1, 49), feeds_of(1, 40, 3), feeds_of(3, 1, 1, 2, 3)):
         for _ in range(2):  # the second call is bound
@@ -202,7 +201,7 @@ def test_means_equal_loop_in_float64(width: int, lengths: list[int]) -> None:
 @built
 def test_only_bare_lookups_have_a_table(tmp_path: Path) -> None:
     names = {name: name for name in (*LOOKUPS, "t5", "bert", "gemma", "sinusoid", "segments")}
-    repository = Repository(make_repository(tmp_path, **names), CPU, 1)
+    repository = Repository(make_repository(tmp_path, **names))
     assert [name for name in names if repository.get(name).lookup_table is not None] == LOOKUPS
 
 

@@ -22,7 +22,6 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastRun
 from preblock.service.engine.scheduler import BatchFunction, MicroBatch, Scheduler
 from preblock.service.observability.metrics import Metrics
-from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.server.run import configure
 from tests.service.server.http_protocol.requests import WIDTH, Ids, raw
@@ -118,7 +117,7 @@ def failing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]
     root: Path = make_repository(tmp_path_factory.mktemp("models"), gpt="gpt-500x96x900")
     settings = Settings(repository=root, max_concurrent_requests=1)
     live, scheduler = LiveSettings(settings), BrokenScheduler(1, LiveSettings(settings))
-    engine = Engine(Repository(root, CPU, 1), scheduler, Metrics(), live)
+    engine = Engine(Repository(root), scheduler, Metrics(), live)
     app = create_app(settings, engine)
     app.prepared = cache = Broken(engine.repository)
     with live_server(configure(settings, app)) as port, logged_errors() as lines:

@@ -7,7 +7,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from preblock.service.api.http.negotiation import read_qualities
 from preblock.service.api.http.routes.pages import INSPECTOR
-from preblock.service.api.http.schemas.index import HealthPaths, ProtocolPaths, ServiceIndex
+from preblock.service.api.http.schemas.native_api import HealthPaths, ProtocolPaths, ServiceIndex
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.settings import Settings
 from preblock.service.core.system import describe_machine

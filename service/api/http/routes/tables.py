@@ -10,7 +10,7 @@ from preblock.service.api.http.request import RawRequest, single_values
 from preblock.service.api.http.response import write_body
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import native_api as schemas
-from preblock.service.codecs.table_queries import read_neighbour_query, read_position_query
+from preblock.service.codecs.native_json import read_neighbour_query, read_position_query
 from preblock.service.core.auth import caller
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.tables import TableReader
@@ -27,10 +27,10 @@ def router(engine: Engine) -> APIRouter:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
             media = answer_type(request.list_header(b"accept"), TYPES)
-            query = read_position_query(single_values(request.query))
-            answer = await reader.positions(model, query.first, query.count, record)
-            text = media == JSON and query.encoding == "float"
-            response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, query.encoding), text)
+            first, count, encoding = read_position_query(single_values(request.query))
+            answer = await reader.positions(model, first, count, record)
+            text = media == JSON and encoding == "float"
+            response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
             return await write_body(response, request, engine, text)
 
     async def neighbours(request: RawRequest, name: str, version: str | None) -> schemas.NeighboursAnswer:
@@ -39,14 +39,14 @@ def router(engine: Engine) -> APIRouter:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
             answer_type(request.list_header(b"accept"), (JSON,))
-            query = read_neighbour_query(single_values(request.query))
-            ids, cosines = await reader.neighbours(model, query.id, query.count, record)
-            first, *tokens = await reader.spell(model, np.array([query.id, *ids]), record)
+            token_id, count = read_neighbour_query(single_values(request.query))
+            ids, cosines = await reader.neighbours(model, token_id, count, record)
+            first, *tokens = await reader.spell(model, np.array([token_id, *ids]), record)
             found = zip(ids.tolist(), tokens, cosines.tolist(), strict=True)
             return schemas.NeighboursAnswer(
                 model=model.name,
                 version=model.version,
-                id=query.id,
+                id=token_id,
                 token=first,
                 neighbours=[schemas.Neighbour(id=id_, token=token, cosine=cosine) for id_, token, cosine in found],
             )

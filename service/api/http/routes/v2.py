@@ -1,6 +1,5 @@
 """The Open Inference Protocol, version 2, over HTTP."""
 
-from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -78,7 +77,7 @@ def handler(engine: Engine, sequences: SequenceStore) -> Handler:
             async with sequences.answer(model, inputs, record) as answer:
                 if ranges:
                     await write_shared(answer, message, ranges)
-                as_text = not all(message.binary.values())
+                as_text = not all(options.binary.values())
                 write = partial(write_infer, answer, message)
                 parts, json_length = await engine.scheduler.run(answer.size, write, as_text)
                 headers = [] if json_length is None else [(HEADER, b"%d" % json_length)]
@@ -116,9 +115,8 @@ def router(engine: Engine, infer: Handler, version: str) -> APIRouter:
 
     async def statistics(_: RawRequest, name: str | None, version: str | None) -> dict[str, Any]:
         """Return the statistics of one version of a model, or of all versions, in Triton's format."""
-        models, found = engine.repository.select(name, version, caller=caller()), engine.metrics.statistics()
-        stats = [metadata.model_statistics(name or m.name, m.version, found[m.name, m.version]) for m in models]
-        return {"model_stats": stats}
+        models = engine.repository.select(name, version, caller=caller())
+        return metadata.statistics_of(models, name, engine.metrics.statistics())
 
     async def model_metadata(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Return the inputs and outputs of a model."""
@@ -199,7 +197,7 @@ def _add_repository_routes(routes: APIRouter, engine: Engine) -> None:
     async def index(request: fastapi.Request) -> list[dict[str, str]]:
         """Return every version of every model; with `ready`, only the ready ones."""
         only_ready = await read_option(request, "ready", False, "true or false")
-        return metadata.repository_index((astuple(state) for state in engine.repository.index(caller())), only_ready)
+        return metadata.repository_index(engine.repository.index(caller()), only_ready)
 
     @routes.post("/repository/models/{name}/load", **schemas.MODEL_CONTROL)
     async def load(request: fastapi.Request, name: str) -> None:

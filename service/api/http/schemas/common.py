@@ -63,6 +63,8 @@ ERRORS = {
     503: "The service is overloaded, or a file of the model has changed; retry later.",
 }
 COMPONENTS = "#/components/schemas/"
+NAMED: dict[str, type[BaseModel]] = {}
+"""Schemas that `refer_to` adds to the document. FastAPI does not know them, because routes read and write bytes."""
 ANSWER = "The requested values."
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 
@@ -72,10 +74,15 @@ def describe_errors(kind: type[BaseModel], media: str, *statuses: int) -> dict[i
     return {status: {"description": ERRORS[status], "content": describe_body(kind, media)} for status in statuses}
 
 
+def refer_to(kind: type[BaseModel]) -> OpenAPI:
+    """Return a reference to the schema of `kind`, which the document then has."""
+    NAMED[kind.__name__] = kind
+    return {"$ref": f"{COMPONENTS}{kind.__name__}"}
+
+
 def describe_body(kind: type[BaseModel], media: str = JSON, example: Any = None) -> OpenAPI:
     """Return the OpenAPI entry of a body: a reference to its named schema, and an example."""
-    entry: OpenAPI = {"schema": {"$ref": f"{COMPONENTS}{kind.__name__}"}}
-    return {media: entry if example is None else entry | {"example": example}}
+    return {media: {"schema": refer_to(kind)} | ({} if example is None else {"example": example})}
 
 
 def describe_operation(
@@ -88,17 +95,17 @@ def describe_operation(
     """Return arguments of a FastAPI route.
 
     Args:
-        request: bodies by media type.
-        answer: bodies by media type.
+        request: bodies by media type; empty for a request without a body.
+        answer: bodies by media type; empty if FastAPI describes the response of the route.
         errors: entries by status.
         parameters: of the query and of headers.
         required: whether a request without a body is an error.
 
     """
-    extra: OpenAPI = {"requestBody": {"required": required, "content": request}}
-    if parameters:
-        extra["parameters"] = list(parameters)
-    return {"responses": {200: {"description": ANSWER, "content": answer}, **errors}, "openapi_extra": extra}
+    body = {"requestBody": {"required": required, "content": request}} if request else {}
+    success = {200: {"description": ANSWER, "content": answer}} if answer else {}
+    listed = {"parameters": list(parameters)} if parameters else {}
+    return {"responses": {**success, **errors}, "openapi_extra": {**body, **listed}}
 
 
 def describe_parameter(name: str, place: Literal["query", "header"], description: str) -> OpenAPI:

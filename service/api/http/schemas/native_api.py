@@ -8,7 +8,6 @@ from pydantic import BaseModel, Field
 from preblock.service.api.http.errors import MEDIA_TYPE
 from preblock.service.api.http.negotiation import BYTES, EVENTS, NDJSON, NPY, SAFETENSORS
 from preblock.service.api.http.schemas.common import (
-    ANSWER,
     BINARY,
     Documented,
     Dtype,
@@ -195,6 +194,41 @@ class ProviderDescription(BaseModel):
     reason: str | None = Field(description="Why CUDA is not used after a trial.")
 
 
+class HealthPaths(Documented):
+    """Paths for an orchestrator."""
+
+    live: str = "/livez"
+    ready: str = "/readyz"
+
+
+class ProtocolPaths(Documented):
+    """Where each protocol is served."""
+
+    native: str = "/models/{name}/embed"
+    decode: str = "/models/{name}/decode"
+    openai: str = "/v1"
+    open_inference: str = "/v2"
+    grpc_port: int | None = Field(
+        None, description="Port of the Open Inference Protocol over gRPC; null without a port."
+    )
+
+
+class ServiceIndex(Documented):
+    """The addresses of the service, and the machine behind them."""
+
+    name: str = "preblock"
+    version: str
+    workers: int = Field(description="Number of serving processes.")
+    machine: str = Field(description="Processor, number of usable cores, and operating system.")
+    docs: str = "/docs"
+    inspector: str | None = Field(description="Page that shows the models; null if off.")
+    openapi: str = "/openapi.json"
+    models: str = "/models"
+    protocols: ProtocolPaths
+    health: HealthPaths
+    metrics: str = "/metrics"
+
+
 class Readiness(BaseModel):
     """Readiness, and the load of the process that answers."""
 
@@ -356,22 +390,22 @@ ENCODING: OpenAPI = {
     "schema": {"type": "string", "enum": ["base64", "float"]},
     "example": "float",
 }
-POSITIONS: OpenAPI = {
-    "responses": {200: {"description": ANSWER, "content": {**describe_body(PositionsAnswer), **ARRAYS}}, **PROBLEMS},
-    "openapi_extra": {
-        "parameters": [
-            _describe_number("first", "First position; default 0.", 0, 2**63 - 1, 0),
-            _describe_number("count", f"Number of rows; default {DEFAULT_POSITIONS}.", 1, MAX_POSITIONS, 4),
-            ENCODING,
-        ]
-    },
-}
-NEIGHBOURS: OpenAPI = {
-    "responses": PROBLEMS,
-    "openapi_extra": {
-        "parameters": [
-            _describe_number("id", "Id of the token.", 0, 2**63 - 1, 3) | {"required": True},
-            _describe_number("count", f"Number of tokens; default {DEFAULT_NEIGHBOURS}.", 1, MAX_NEIGHBOURS, 5),
-        ]
-    },
-}
+POSITIONS = describe_operation(
+    {},
+    {**describe_body(PositionsAnswer), **ARRAYS},
+    PROBLEMS,
+    [
+        _describe_number("first", "First position; default 0.", 0, 2**63 - 1, 0),
+        _describe_number("count", f"Number of rows; default {DEFAULT_POSITIONS}.", 1, MAX_POSITIONS, 4),
+        ENCODING,
+    ],
+)
+NEIGHBOURS = describe_operation(
+    {},
+    {},
+    PROBLEMS,
+    [
+        _describe_number("id", "Id of the token.", 0, 2**63 - 1, 3) | {"required": True},
+        _describe_number("count", f"Number of tokens; default {DEFAULT_NEIGHBOURS}.", 1, MAX_NEIGHBOURS, 5),
+    ],
+)

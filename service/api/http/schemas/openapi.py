@@ -5,63 +5,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from pydantic.json_schema import models_json_schema
 
 from preblock.service.api.http.dispatcher import is_public
-from preblock.service.api.http.schemas.common import COMPONENTS, OpenAPI
-from preblock.service.api.http.schemas.native_api import (
-    BiasAnswer,
-    BiasRequest,
-    DecodeRequest,
-    EmbedAnswer,
-    EmbedRequest,
-    PositionsAnswer,
-    Problem,
-)
-from preblock.service.api.http.schemas.openai import EmbeddingsAnswer, EmbeddingsRequest, OpenAIError
-from preblock.service.api.http.schemas.tei import (
-    SentenceError,
-    SentenceRequest,
-    TextToken,
-    TokenizeRequest,
-    TokenVectorsRequest,
-)
-from preblock.service.api.http.schemas.v2 import (
-    InferAnswer,
-    InferRequest,
-    OpenInferenceError,
-    RegisterCudaRequest,
-    RegisterRequest,
-)
+from preblock.service.api.http.schemas.common import COMPONENTS, NAMED, OpenAPI
 
-NAMED: dict[JsonSchemaMode, tuple[type[BaseModel], ...]] = {
-    "validation": (
-        EmbedRequest,
-        BiasRequest,
-        DecodeRequest,
-        EmbeddingsRequest,
-        SentenceRequest,
-        TokenVectorsRequest,
-        TokenizeRequest,
-        InferRequest,
-        RegisterRequest,
-        RegisterCudaRequest,
-    ),
-    "serialization": (
-        EmbedAnswer,
-        BiasAnswer,
-        PositionsAnswer,
-        EmbeddingsAnswer,
-        InferAnswer,
-        Problem,
-        OpenAIError,
-        SentenceError,
-        TextToken,
-        OpenInferenceError,
-    ),
-}
-"""Named schemas of requests and answers, by the mode of pydantic."""
 PATH_EXAMPLES = {
     "name": "gpt2-small",
     "model": "gpt2-small",
@@ -86,9 +34,9 @@ def document(build: Callable[[], OpenAPI], needs_key: bool) -> OpenAPI:
     """
     whole = build()
     schemas = whole["components"]["schemas"]
-    for mode, kinds in NAMED.items():
-        _, found = models_json_schema([(kind, mode) for kind in kinds], ref_template=COMPONENTS + "{model}")
-        schemas |= found["$defs"]
+    template = COMPONENTS + "{model}"
+    _, found = models_json_schema([(kind, "validation") for kind in NAMED.values()], ref_template=template)
+    schemas |= found["$defs"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for schema in schemas.values():

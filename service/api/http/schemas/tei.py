@@ -6,7 +6,6 @@ from pydantic import BaseModel, Field
 
 from preblock.service.api.http.negotiation import JSON
 from preblock.service.api.http.schemas.common import (
-    COMPONENTS,
     Documented,
     ListError,
     OpenAPI,
@@ -16,6 +15,7 @@ from preblock.service.api.http.schemas.common import (
     describe_body,
     describe_errors,
     describe_operation,
+    refer_to,
 )
 
 
@@ -98,6 +98,6 @@ EMBED_ALL = describe_operation(
 )
 TOKENIZE = describe_operation(
     describe_body(TokenizeRequest, example={"inputs": "hello world"}),
-    {JSON: {"schema": _lists({"$ref": f"{COMPONENTS}{TextToken.__name__}"}, 2)}},
+    {JSON: {"schema": _lists(refer_to(TextToken), 2)}},
     ERRORS,
 )

@@ -234,23 +234,12 @@ STATUS: OpenAPI = {
     "response_model": list[SharedMemoryRegion],
     "responses": open_inference_errors(401, 403, 404),
 }
-REGISTER: OpenAPI = {
-    "response_class": Response,
-    "responses": open_inference_errors(400, 401, 403, 413, 415, 500, 503),
-    "openapi_extra": {
-        "requestBody": {
-            "required": True,
-            "content": describe_body(RegisterRequest, example={"key": "/vectors", "byte_size": 1048576}),
-        }
-    },
-}
 STATUS_CUDA: OpenAPI = STATUS | {"response_model": list[CudaMemoryRegion]}
-REGISTER_CUDA: OpenAPI = REGISTER | {
-    "openapi_extra": {
-        "requestBody": {
-            "required": True,
-            "content": describe_body(RegisterCudaRequest),
-        }
-    },
-}
+REGISTER, REGISTER_CUDA = (
+    describe_operation(body, {}, open_inference_errors(*BODY_ERRORS)) | {"response_class": Response}
+    for body in (
+        describe_body(RegisterRequest, example={"key": "/vectors", "byte_size": 1048576}),
+        describe_body(RegisterCudaRequest),
+    )
+)
 UNREGISTER: OpenAPI = {"response_class": Response, "responses": open_inference_errors(401, 403)}
