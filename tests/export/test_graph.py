@@ -178,13 +178,6 @@ def test_written_tables_widen_to_rounded_values(kind: str, format_: TableFormat,
     check_standard(tmp_path / "stored", frontend.config.indices)
 
 
-def test_same_front_end_is_written_as_same_bytes(tmp_path: Path) -> None:
-    for folder in ("first", "second"):
-        put(build("float32"), tmp_path / folder, FORMATS[-1])
-    for file in (tmp_path / "first").iterdir():
-        assert file.read_bytes() == (tmp_path / "second" / file.name).read_bytes()
-
-
 def test_narrow_token_table_is_written_as_float32(tmp_path: Path) -> None:
     frontend = build("scaled sum")
     frontend.tokens.to(torch.bfloat16)

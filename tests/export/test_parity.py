@@ -102,26 +102,12 @@ def test_parity_grid_shortens_rows_of_wide_batches() -> None:
     assert wide == {1: {1, 2, 17, longest}, 2: {1, 2, 17, 2**11}, 5: {1, 2, 17, 2**23 // (5 * width)}}
 
 
-def test_parity_without_segments_has_no_segment_cases(artifacts: dict[str, Path]) -> None:
-    parity = prove(TorchReference(GPT2), Session(artifacts["gpt2"]))
-    assert {case.segments for case in map(arguments, parity.cases)} == {False}
-    assert parity.max_abs == parity.max_ulp == parity.allowed_ulp == 0
-
-
 def test_parity_grid_respects_small_max_len(tmp_path: Path) -> None:
     frontend = GPT2Embeddings(30, 8, 2)
     exported = export_loaded(LoadedSource(frontend.data(), Source(kind="module")), "m", tmp_path)
     parity = exported.parity.providers[CPU].outputs["embeddings"]
     found = {(case.length, case.offset) for case in map(arguments, parity.cases) if case.batch == 1}
     assert found == {(1, (0,)), (1, (1,)), (2, (0,))}
-
-
-@pytest.mark.parametrize(("arithmetic", "unit"), [("float16", 2**13), ("bfloat16", 2**16)])
-def test_parity_of_rounded_norm_allows_one_unit(tmp_path: Path, arithmetic: Any, unit: int) -> None:
-    frontend = FrontEnd(replace(BertEmbeddings(500, 256, 512).config, arithmetic=arithmetic))
-    seeded_(frontend, 0)
-    exported = export_loaded(LoadedSource(frontend.data(), Source(kind="module")), "m", tmp_path)
-    assert exported.parity.providers[CPU].outputs["embeddings"].max_ulp <= unit
 
 
 def test_parity_runs_every_case_in_session(artifacts: dict[str, Path]) -> None:
@@ -168,22 +154,12 @@ def test_parity_detects_one_changed_weight(
         prove(changed(frontend, name, row, by=1e-3), Session(artifacts[family]))
 
 
-def test_exact_parity_detects_smallest_change(artifacts: dict[str, Path]) -> None:
-    with pytest.raises(ParityError, match="expected 0"):
-        prove(changed(GPT2, "tokens.weight", 0, by=1e-8), Session(artifacts["gpt2"]))
-
-
 def test_parity_error_names_worst_case(artifacts: dict[str, Path]) -> None:
     # The last position is reached by the full length, and by the last offsets: position 19 alone is changed.
     with pytest.raises(ParityError) as error:
         prove(changed(GPT2, "positions.weight", M - 1, by=5.0), Session(artifacts["gpt2"]))
     assert "by 5 (" in str(error.value)
     assert "batch 1, length 1, offset [19], segments False" in str(error.value)
-
-
-def test_parity_detects_nan_at_last_position(artifacts: dict[str, Path]) -> None:
-    with pytest.raises(ParityError, match="inf"):
-        prove(changed(GPT2, "positions.weight", M - 1, by=float("nan")), Session(artifacts["gpt2"]))
 
 
 def rehash(folder: Path, name: str) -> None:
@@ -205,20 +181,6 @@ def test_verify_detects_changed_graph(artifacts: dict[str, Path], tmp_path: Path
         verify(folder)
 
 
-def test_verify_detects_change_in_derived_table(artifacts: dict[str, Path], tmp_path: Path) -> None:
-    folder = shutil.copytree(artifacts["transformer"], tmp_path / "1")
-    model = onnx.load(folder / "model.onnx", load_external_data=False)
-    (table,) = [tensor for tensor in model.graph.initializer if tensor.name.endswith(".table")]
-    place = {entry.key: entry.value for entry in table.external_data}
-    values = np.memmap(folder / "model.onnx.data", np.float32, "r+", int(place["offset"]), (M, 8))
-    assert np.array_equal(values[0], [0, 1] * 4)
-    values[M - 1, 3] += 0.5
-    values.flush()
-    rehash(folder, "model.onnx.data")
-    with pytest.raises(ParityError, match=r"by 0\.5 "):
-        verify(folder)
-
-
 def test_difference_is_measured_in_ulp_of_largest_value() -> None:
     expected = np.array([[[1.0, 4.0], [0.25, 0.0]]], np.float32)
     found = expected + np.array([[[2**-21, 0.0], [0.0, 2**-25]]], np.float32)
@@ -234,10 +196,6 @@ def test_difference_with_nan_or_infinity_is_infinite(value: float, side: str) ->
     broken[0, 1, 2] = value
     found, expected = (broken if side in (name, "both") else sound for name in ("found", "expected"))
     assert difference(found, expected) == (np.inf, np.inf)
-
-
-def test_difference_between_shapes_is_infinite() -> None:
-    assert difference(np.ones((1, 2, 3), np.float32), np.ones((2, 2, 3), np.float32)) == (np.inf, np.inf)
 
 
 def test_parity_in_training_mode_ignores_dropout(artifacts: dict[str, Path]) -> None:

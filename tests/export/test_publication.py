@@ -1,27 +1,21 @@
 """Drafts and versions of artifacts, and the remains of killed exports."""
 
-import inspect
-import itertools
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from preblock.export import publication
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
-from preblock.export.publication import DRAFT, check_name, draft, publish, sweep, versions
+from preblock.export.publication import DRAFT, draft, publish, sweep, versions
 from preblock.service.artifacts.catalog import find_artifacts
 from tests.export.interruption import end_at, interrupt_at
-from tests.support import commands
 
 
 def add(repository: Path, name: str, content: str = "") -> int:
@@ -66,19 +60,6 @@ def test_failed_export_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), draft(tmp_path, "m") as folder:
         shutil.copyfile(tmp_path / "missing", folder / "file")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_failed_export_keeps_earlier_versions(tmp_path: Path) -> None:
-    add(tmp_path, "m")
-    with pytest.raises(RuntimeError), draft(tmp_path, "m"):
-        raise RuntimeError
-    assert [path.name for path in (tmp_path / "m").iterdir()] == ["1"]
-
-
-def test_draft_is_not_listed_as_artifact(tmp_path: Path) -> None:
-    add(tmp_path, "other")
-    with draft(tmp_path, "m"):
-        assert [name for name, *_ in find_artifacts(tmp_path)] == ["other"]
 
 
 def test_sweep_keeps_draft_of_running_process(tmp_path: Path) -> None:
@@ -209,53 +190,6 @@ def test_draft_interrupted_at_any_line_leaves_no_files(tmp_path: Path) -> None:
     assert reached == ["block"]
 
 
-def test_draft_removed_at_any_line_is_recreated(tmp_path: Path) -> None:
-    """Acts as another export: sweeps and removes the name before each line of `draft` and pathlib in turn."""
-    files = {publication.__file__, inspect.getsourcefile(Path)}
-
-    def take_away_at(line: int) -> bool:
-        lines = itertools.count()
-
-        def trace(frame: FrameType, event: str, _: object) -> Any:
-            if frame.f_code.co_filename not in files:
-                return None
-            if event == "line" and next(lines) == line:
-                sys.settrace(None)
-                sweep(tmp_path / "m")
-                with suppress(OSError):
-                    (tmp_path / "m").rmdir()
-            return trace
-
-        (tmp_path / "m").mkdir(exist_ok=True)  # left by an export failing at this moment
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            with draft(tmp_path, "m") as folder:
-                sys.settrace(before)
-                assert folder.is_dir()
-                sweep(tmp_path / "m")
-                assert folder.is_dir()
-        finally:
-            sys.settrace(before)
-        assert list(tmp_path.glob("m/*")) == []
-        return next(lines) > line
-
-    taken = 0
-    while take_away_at(taken):
-        taken += 1
-    assert taken > 50
-
-
-def test_two_concurrent_exports_publish_two_versions(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    command = (commands.preblock, "export", tiny_checkpoint, "--name", "m", "--repository", tmp_path)
-    with commands.running(*command) as first, commands.running(*command) as second:
-        done = [first.wait(), second.wait()]
-    assert [(each.returncode, each.stderr.count("Traceback")) for each in done] == [(0, 0), (0, 0)]
-    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["1", "2"]
-    made = sorted(each.stdout.splitlines()[0] for each in done)
-    assert made == [f"exported m version {version}: {tmp_path / 'm' / version}" for version in "12"]
-
-
 def test_concurrent_drafts_publish_distinct_versions(tmp_path: Path) -> None:
     count, begin = 8, threading.Barrier(8)
 
@@ -278,23 +212,7 @@ def test_invalid_artifact_name_is_rejected(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["a", "0", "gpt2-small", "all-MiniLM-L6-v2.1_x", "x" * 128])
-def test_valid_artifact_name_is_accepted(name: str) -> None:
-    check_name(name)
-
-
 def test_draft_in_repository_path_of_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ExportError, match="file/m: Not a directory"), draft(tmp_path / "file", "m"):
-        pass
-
-
-def test_draft_with_name_of_existing_file_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "m").touch()
-    with pytest.raises(ExportError, match="m: File exists"), draft(tmp_path, "m"):
-        pass
-
-
-def test_draft_in_unwritable_repository_is_rejected() -> None:
-    with pytest.raises(ExportError, match="/proc/m: "), draft(Path("/proc"), "m"):
         pass

@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import os
 import shutil
-import tempfile
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -66,15 +63,6 @@ def test_load_source_prefers_folder_to_preset(
     assert loaded.frontend.signature.vocab_size == 40
 
 
-def test_load_source_prefers_folder_to_hub(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "hf:owner").mkdir()
-    (tmp_path / "hf:owner" / "name").symlink_to(tiny_checkpoint)
-    assert load_source(resolve("hf:owner/name")).record.kind == "folder"
-
-
 @pytest.mark.parametrize(
     ("source", "name", "revision"),
     [
@@ -87,22 +75,6 @@ def test_hub_source_is_parsed_into_name_and_revision(source: str, name: str, rev
     match = HUB.fullmatch(source)
     assert match is not None
     assert (match["name"], match["revision"]) == (name, revision)
-
-
-@pytest.mark.parametrize(("side", "arithmetic"), [("encoder", "float32"), (None, "source")])
-def test_side_or_arithmetic_of_preset_is_rejected(side: str | None, arithmetic: Literal["float32", "source"]) -> None:
-    with pytest.raises(ExportError, match=r"--(side|arithmetic) is only for published checkpoints; gpt2-small is none"):
-        load_source(resolve("gpt2-small", side=side, arithmetic=arithmetic))
-
-
-def test_segments_option_for_preset_is_rejected() -> None:
-    with pytest.raises(ExportError, match="--segments is only for published checkpoints"):
-        load_source(resolve("gpt2-small", segments=True))
-
-
-def test_segments_option_for_unsupported_model_is_rejected(tiny_checkpoint: Path) -> None:
-    with pytest.raises(ExportError, match=r"--segments is only for .*; the model is 'bert'"):
-        load_source(resolve(str(tiny_checkpoint), segments=True))
 
 
 @pytest.fixture
@@ -120,25 +92,11 @@ def test_invalid_tokenizer_file_is_rejected(folder: Path, content: str) -> None:
         load_source(resolve(str(folder)))
 
 
-def test_tokenizer_pipe_is_rejected(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    os.mkfifo(folder / "tokenizer.json")
-    with pytest.raises(ExportError, match=r"tokenizer\.json: a folder, pipe or device, expected a regular file"):
-        load_source(resolve(str(folder)))
-
-
 @pytest.mark.parametrize("target", ["/dev/zero", "/etc/passwd"])
 def test_tokenizer_link_outside_folder_is_rejected(folder: Path, target: str) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").symlink_to(target)
     with pytest.raises(ExportError, match=rf"tokenizer\.json: a link to {target}, outside the folder"):
-        load_source(resolve(str(folder)))
-
-
-def test_dangling_tokenizer_link_is_rejected(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer.json").symlink_to("nowhere")
-    with pytest.raises(ExportError, match=r"tokenizer\.json: no such file or directory"):
         load_source(resolve(str(folder)))
 
 
@@ -195,19 +153,6 @@ def test_token_around_texts_beyond_table_is_rejected(folder: Path) -> None:
     tokenizer.save(str(file))
     with pytest.raises(ExportError, match="ids up to 40"):
         load_source(resolve(str(folder)))
-
-
-def test_unreadable_source_reports_permission_denied() -> None:
-    if os.geteuid():
-        pytest.skip("needs root, to become another user")
-    with tempfile.TemporaryDirectory() as place:
-        (Path(place) / "inner").mkdir()
-        os.seteuid(65534)
-        try:
-            with pytest.raises(ExportError, match=r"inner: permission denied"):
-                load_source(resolve(f"{place}/inner"))
-        finally:
-            os.seteuid(0)
 
 
 def test_known_family_is_exported_without_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:

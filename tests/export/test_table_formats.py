@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.export.errors import ExportError
-from preblock.export.table_formats import FORMATS, TableFormat, find_format
+from preblock.export.table_formats import FORMATS, find_format
 
 Float32 = NDArray[np.float32]
 HARD = np.array(
@@ -79,16 +79,6 @@ def test_int4_packs_two_columns_per_byte_with_block_scales(width: int) -> None:
         assert -7 <= number <= 7
         assert widened[row, column] == np.float32(number) * step
         assert abs(widened[row, column] - values[row, column]) <= step * (0.5 + 1e-6)
-
-
-@pytest.mark.parametrize("format_", FORMATS, ids=lambda format_: f"{format_.dtype}-{format_.scale}")
-def test_rounding_of_row_is_independent_of_other_rows(format_: TableFormat) -> None:
-    rows = table(9, 70)
-    whole = format_.whole(iter([rows]))
-    together = format_.narrow(rows, whole)
-    for row in range(9):
-        alone = format_.narrow(rows[row : row + 1], whole)
-        assert all(np.array_equal(alone[name][0], part[row]) for name, part in together.items())
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("int8", "row"), ("int8", "tensor"), ("int4", None)])

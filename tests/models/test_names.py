@@ -7,6 +7,7 @@ import pytest
 from torch import nn
 
 from preblock import models
+from preblock.models.modules.root_mean_square_norm import RootMeanSquareNorm
 
 NAMES = """
 AlibiBias AudioConfig AudioStem BertEmbeddings FactorisedGridEncoding FrontEnd FrontEndConfig GPT2Embeddings
@@ -46,6 +47,8 @@ def test_module_repr_names_its_sizes() -> None:
         (models.PatchStem(PATCHES), "family='p', width=4, image_size=4"),
         (models.RelativeSinusoid(4), "d_model=4, clamp_len=None, bidirectional=True"),
         (models.RotaryEmbedding(models.RotaryConfig(dim=4)), "dim=4, theta=10000, scaling='default'"),
+        (RootMeanSquareNorm(4, weighted=False), "eps=1e-06"),
+        (RootMeanSquareNorm(4), "4, eps=1e-06"),
         (models.SinusoidalGridEncoding(4, 2, 3), "height=2, width=3"),
         (models.SinusoidalPositionalEncoding(4, 6), "max_len=6, d_model=4"),
         (models.T5RelativeBias(2), "heads=2, buckets=32, max_distance=128, bidirectional=True"),

@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,23 +15,10 @@ from preblock.export.exporter import ExportResult, export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
-from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.frontend import FrontEnd
-from preblock.models.steps import Norm, Positions, Project, Tokens
+from preblock.models.steps import Norm, Project, Tokens
 from preblock.service.artifacts.manifest import Manifest, Resized, Source
 from preblock.service.runtime.session import Session
-
-
-def test_export_writes_version_folder_with_six_files(tiny_export: ExportResult) -> None:
-    assert tiny_export.folder.parts[-2:] == ("tiny", "1")
-    assert sorted(path.name for path in tiny_export.folder.iterdir()) == [
-        "manifest.json",
-        "model.onnx",
-        "model.onnx.data",
-        "parity.json",
-        "token.onnx",
-        "tokenizer.json",
-    ]
 
 
 def test_manifest_describes_inputs_and_outputs(tiny_export: ExportResult) -> None:
@@ -79,14 +65,6 @@ def test_tokenizer_is_copied_byte_for_byte(tiny_export: ExportResult, tiny_check
     assert (tiny_export.folder / "tokenizer.json").read_bytes() == (tiny_checkpoint / "tokenizer.json").read_bytes()
 
 
-def test_source_without_tokenizer_exports_without_one(tmp_path: Path) -> None:
-    loaded = LoadedSource(GPT2Embeddings(7, 4, 6).data(), Source(kind="module"))
-    exported = export_loaded(loaded, "m", tmp_path)
-    assert not (exported.folder / "tokenizer.json").exists()
-    assert "tokenizer.json" not in exported.manifest.files
-    assert exported.manifest.source == Source(kind="module")
-
-
 def test_export_of_same_source_writes_same_bytes(
     tiny_export: ExportResult, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -110,15 +88,6 @@ def test_export_reports_every_step(tiny_checkpoint: Path, tmp_path: Path) -> Non
         reported = [text for text in proven if text.startswith(step)]
         assert reported == [f"{step}{done} of {len(reported)}" for done in range(1, len(reported) + 1)]
         assert reported
-
-
-def test_preset_is_exported_bit_for_bit(tmp_path: Path) -> None:
-    exported = export("transformer-base", "m", tmp_path)
-    assert exported.manifest.source == Source(kind="preset", name="transformer-base")
-    assert isinstance(exported.manifest, Manifest)
-    assert (exported.manifest.vocab_size, exported.manifest.width, exported.manifest.max_len) == (32000, 512, 4096)
-    parity = exported.parity.providers["CPUExecutionProvider"]
-    assert [output.max_abs for output in parity.outputs.values()] == [0, 0]
 
 
 def test_minilm_export_matches_transformers(minilm_checkpoint: Path, tmp_path: Path) -> None:
@@ -151,20 +120,6 @@ def test_gpt2_export_matches_block_0_input_bit_for_bit(tmp_path: Path) -> None:
         for offset in (np.array([begin]), np.full(3, begin)):
             found = session.run({"input_ids": input_ids[:, begin:end].numpy(), "offset": offset})["embeddings"]
             assert np.array_equal(found, caught[-1].numpy())
-
-
-def test_computed_positions_are_proven_up_to_max_len(tmp_path: Path) -> None:
-    config = FrontEndConfig(
-        family="unbounded",
-        steps=(Tokens(rows=7, width=6), Positions(table="exact")),
-        max_len=2**31,
-    )
-    exported = export_loaded(LoadedSource(FrontEnd(config).data(), Source(kind="module")), "m", tmp_path)
-    parity = exported.parity.providers["CPUExecutionProvider"].outputs["embeddings"]
-    cases: list[dict[str, Any]] = [case.arguments for case in parity.cases]
-    assert max(case["length"] + max(case["offset"]) for case in cases) == 2**31
-    assert parity.max_abs == 0
-    assert verify(exported.folder) == exported.parity
 
 
 def test_resized_max_len_is_recorded_in_manifest(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
 """Verification of artifacts: repeated proof, other providers, damaged files."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
-import onnx
 import pytest
 
 from preblock.export import verification
@@ -17,12 +15,6 @@ from preblock.service.artifacts.parity import ParityReport
 from preblock.service.runtime import providers
 from preblock.service.runtime.providers import CPU, CUDA
 from preblock.service.runtime.session import Session
-
-
-def test_verify_repeats_parity_of_export(tiny_export: ExportResult) -> None:
-    steps: list[str] = []
-    assert verify(tiny_export.folder, steps.append) == tiny_export.parity
-    assert steps[0] == "checking the hashes"
 
 
 @pytest.fixture
@@ -106,18 +98,4 @@ def test_verify_rejects_malformed_steps(tiny_copy: Path, steps: object) -> None:
     manifest["front_end"]["steps"] = steps
     (tiny_copy / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ExportError, match="manifest and weights disagree: "):
-        verify(tiny_copy)
-
-
-def test_verify_detects_wrong_token_graph(tiny_copy: Path) -> None:
-    model = onnx.load(tiny_copy / "token.onnx")
-    gather = next(node for node in model.graph.node if node.op_type == "Gather")
-    output, gather.output[0] = gather.output[0], "raw"
-    model.graph.node.append(onnx.helper.make_node("Neg", ["raw"], [output]))
-    onnx.save(model, tiny_copy / "token.onnx")
-    manifest = json.loads((tiny_copy / "manifest.json").read_text())
-    content = (tiny_copy / "token.onnx").read_bytes()
-    manifest["files"]["token.onnx"] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    (tiny_copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ExportError, match="token_embeddings of the graph differs"):
         verify(tiny_copy)

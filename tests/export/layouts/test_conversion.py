@@ -15,7 +15,7 @@ from transformers import AutoModel, EsmConfig, EsmModel, Gemma3TextModel, LlamaM
 
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
-from preblock.export.layouts.conversion import LAYOUTS, _move, convert
+from preblock.export.layouts.conversion import LAYOUTS, convert
 from preblock.export.layouts.triton import write_config
 from preblock.service.core.errors import ArtifactError
 from tests.families.library_models import save
@@ -223,23 +223,6 @@ def test_convert_does_not_overwrite_existing_files(tmp_path: Path) -> None:
     assert (out / "onnx/embed_tokens.onnx").read_bytes() == before
     assert (out / "onnx/decoder_model_merged.onnx").read_text() == "theirs"
     assert [entry.name for entry in out.iterdir()] == ["onnx"]
-
-
-def test_convert_that_fails_removes_the_files_already_moved(tmp_path: Path) -> None:
-    draft, out = tmp_path / "draft", tmp_path / "out"
-    (draft / "sub").mkdir(parents=True)
-    for name in ("a", "sub/b"):
-        (draft / name).touch()
-    out.mkdir()
-    (out / "sub").write_text("theirs")
-    with pytest.raises(FileExistsError):
-        _move(draft, out)
-    assert [(entry.name, entry.read_text()) for entry in out.iterdir()] == [("sub", "theirs")]
-
-
-def test_convert_into_a_folder_of_the_system_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"^/proc"):
-        convert(copy_artifact("gpt", tmp_path), "openvino", Path("/proc/out"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -26,17 +26,6 @@ def end_conversion(artifact: Path, output: Path, number: signal.Signals) -> tupl
     return end_at(number, output, f"{DRAFT}*/*.bin", "convert", "m", *options)
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
-)
-def test_interrupted_conversion_leaves_no_files(
-    large_artifact: Path, tmp_path: Path, number: signal.Signals, code: int, said: str
-) -> None:
-    found, errors = end_conversion(large_artifact, tmp_path, number)
-    assert (found, errors.lstrip()) == (code, f"preblock: {said}\n")  # click ends the line of ^C
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_draft_of_killed_conversion_is_removed_by_next(large_artifact: Path, tmp_path: Path) -> None:
     code, _ = end_conversion(large_artifact, tmp_path, signal.SIGKILL)
     assert code == -signal.SIGKILL

@@ -74,18 +74,3 @@ def test_openvino_layout_has_table_of_inputs_of_layers(model: tuple[str, Path, A
     ports = [port.attrib.get("names") for port in root.iter("port")]
     assert [port for port in ports if port] == ["input_ids", "text_embeds_per_layer"]
     assert root.find("layers/layer[@name='table']/data").attrib["shape"] == f"99, {LAYERS[name][0]}, {LAYERS[name][1]}"  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("stored", ["float16", "int8"])
-def test_stored_dtype_applies_to_inputs_of_layers(tmp_path: Path, stored: str) -> None:
-    save("gemma4_text", tmp_path / "source")
-    exact = export(str(tmp_path / "source"), "exact", tmp_path).folder
-    small = export(str(tmp_path / "source"), "small", tmp_path, dtype=stored).folder
-    convert(exact, "transformers.js", tmp_path / "exact")
-    convert(small, "transformers.js", tmp_path / "small")
-    files = [tmp_path / "exact/onnx/embed_tokens.onnx", *(tmp_path / "small/onnx").glob("*.onnx")]
-    found = [onnxruntime.InferenceSession(file).run(["per_layer_inputs"], {"input_ids": IDS})[0] for file in files]
-    scale = np.abs(found[0]).max()
-    assert 0 < np.abs(found[1] - found[0]).max() < 0.02 * scale
-    size = sum(file.stat().st_size for file in (tmp_path / "small/onnx").iterdir())
-    assert size < 0.7 * sum(file.stat().st_size for file in (tmp_path / "exact/onnx").iterdir())

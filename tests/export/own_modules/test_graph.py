@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from preblock.export import export_module
 from preblock.export.errors import ExportError
-from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.service.runtime.session import Session
 
 V, D, M = 30, 8, 50
@@ -50,17 +49,7 @@ def look_up_flat(positions: Tensor, table: Tensor) -> Tensor:
     return nn.functional.embedding(positions.reshape(-1), table).view(*positions.shape, -1)
 
 
-def unflatten(positions: Tensor, table: Tensor) -> Tensor:
-    found: Tensor = table.index_select(0, positions.flatten()).unflatten(0, positions.shape)  # type: ignore[no-untyped-call]
-    return found
-
-
-def repeat(positions: Tensor, _: Tensor) -> Tensor:
-    both = angles(positions).repeat_interleave(2, -1)
-    return torch.where(torch.arange(D) % 2 == 0, both.sin(), both.cos())
-
-
-@pytest.mark.parametrize("places", [stack_and_flatten, assign_slices, look_up_flat, unflatten, repeat])
+@pytest.mark.parametrize("places", [stack_and_flatten, assign_slices, look_up_flat])
 def test_reshaped_positions_take_offset_for_each_row(places: Places, tmp_path: Path) -> None:
     module = Reshaped(places).eval()
     exported = export_module(module, "reshaped", tmp_path, vocab_size=V, max_len=M)
@@ -86,32 +75,3 @@ def test_graph_that_onnx_rejects_is_not_published(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"^model\.onnx: ONNX rejects the graph: "):
         export_module(Mixed(), "mixed", tmp_path, vocab_size=V, max_len=M)
     assert list(tmp_path.iterdir()) == []
-
-
-class Annotated(nn.Module):
-    """The sum of tokens and positions, counted from an optional number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.table = nn.Embedding(V, D), nn.Embedding(M, D)
-
-    def forward(self, input_ids: Tensor, past_length: int | None = 0) -> Tensor:
-        assert past_length is not None
-        vectors: Tensor = self.tokens(input_ids) + self.table.weight[past_length : past_length + input_ids.shape[1]]
-        return vectors
-
-
-def test_module_with_optional_number_is_exported(tmp_path: Path) -> None:
-    module = Annotated()
-    exported = export_module(module, "annotated", tmp_path, vocab_size=V, max_len=M, exact=True)
-    found = Session(exported.folder).run({"input_ids": np.array([[1, 2]]), "offset": np.array([7])})["embeddings"]
-    assert found.tobytes() == module(torch.tensor([[1, 2]]), 7).detach().numpy().tobytes()
-
-
-def test_number_without_annotation_gets_hint() -> None:
-    class Bare(Annotated):
-        def forward(self, input_ids, past_length=0):  # type: ignore[no-untyped-def]
-            return self.tokens(input_ids) + self.table(torch.arange(past_length, past_length + input_ids.shape[1]))
-
-    with pytest.raises(ValueError, match=r"TypeError: .*; annotate the second argument as int if it takes one number"):
-        CustomFrontEnd(Bare(), V, M)

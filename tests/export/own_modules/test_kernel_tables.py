@@ -12,14 +12,8 @@ from onnx.helper import make_graph, make_node, make_tensor, make_tensor_value_in
 from torch import Tensor, nn
 
 from preblock.export import export_module
-from preblock.export.errors import ExportError
-from preblock.export.exporter import export
 from preblock.export.own_modules.kernel_tables import find_tokens
-from preblock.export.verification import verify
-from preblock.service.artifacts.io import write
 from preblock.service.artifacts.manifest import KernelTokens, Manifest
-from preblock.service.artifacts.names import MANIFEST
-from tests.families.library_models import save
 
 Places = make_node("Gather", ["places", "offset"], ["positions"])
 Gather, Mul, Add = (
@@ -112,19 +106,3 @@ def test_rows_of_all_positions_decide_about_kernel(
     assert isinstance(exported.manifest, Manifest)
     kernel = exported.manifest.kernel
     assert (kernel and kernel.positions.first) == first
-
-
-@pytest.mark.parametrize("name", ["bert", "roberta", "llama", "bart/decoder", "ctrl", "gpt2"])
-def test_families_with_sum_of_two_rows_have_kernel(tmp_path: Path, name: str) -> None:
-    family, _, side = name.partition("/")
-    save(name, tmp_path / family)
-    exported = export(str(tmp_path / family), family, tmp_path / "models", side=side or None)
-    assert isinstance(exported.manifest, Manifest)
-    assert (exported.manifest.kernel is not None) == (name in {"ctrl", "gpt2"})
-    if name == "gpt2":
-        narrow = export(str(tmp_path / family), "narrow", tmp_path / "models", dtype="float16")
-        assert isinstance(narrow.manifest, Manifest)
-        assert narrow.manifest.kernel is None
-        write(exported.manifest.model_copy(update={"kernel": None}), exported.folder / MANIFEST)
-        with pytest.raises(ExportError, match=r"manifest\.json: kernel is None, but the artifact has"):
-            verify(exported.folder)

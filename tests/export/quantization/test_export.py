@@ -14,11 +14,11 @@ from preblock.export.exporter import export
 from preblock.export.verification import verify
 from preblock.models.steps import Positions
 from preblock.service.artifacts.manifest import Manifest
-from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY
+from preblock.service.artifacts.names import DATA, PARITY
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.clients.client_matrix import check_standard
-from tests.export.quantization.rounding import WAYS, M, V, put, run, tiny
+from tests.export.quantization.rounding import M, V, put, run, tiny
 from tests.families import bias_models, library_models
 
 
@@ -38,15 +38,6 @@ def test_export_in_source_dtype_is_lossless(
     sizes = [(folder / DATA).stat().st_size for folder in folders]
     assert 0 <= 2 * sizes[1] - sizes[0] < 2 * 64
     assert all(table["max_abs"] == 0 for table in json.loads((folders[1] / PARITY).read_text())["storage"].values())
-
-
-@pytest.mark.parametrize("way", ["int8", "int4"])
-def test_quantized_export_of_same_source_writes_same_bytes(
-    quantized_repository: Path, quantized_source: Path, way: str, tmp_path: Path
-) -> None:
-    again = export(str(quantized_source), "again", tmp_path, **WAYS[way]).folder
-    for name in (GRAPH, "token.onnx", DATA, MANIFEST):
-        assert (again / name).read_bytes() == (quantized_repository / way / "1" / name).read_bytes(), name
 
 
 @pytest.mark.parametrize(
@@ -95,20 +86,3 @@ def test_quantization_combines_with_other_export_options(tmp_path: Path, name: s
     assert verify(exported.folder).providers == exported.parity.providers
     assert Repository(tmp_path, CPU, 1).get("m").manifest == exported.manifest
     check_standard(exported.folder, exported.manifest.indices)
-
-
-def test_quantized_export_of_stem_is_rejected(tmp_path: Path) -> None:
-    config = transformers.ViTConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
-    )
-    transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
-    with pytest.raises(ExportError, match="--dtype is only for front-ends of token ids; a stem is none"):
-        export(str(tmp_path / "vit"), "m", tmp_path / "root", dtype="int8")
-    assert not (tmp_path / "root").exists()
-
-
-def test_invalid_scale_option_is_rejected_before_reading_weights(tmp_path: Path) -> None:
-    told: list[str] = []
-    with pytest.raises(ExportError, match="--scale is only for --dtype int8"):
-        export("gpt2-small", "m", tmp_path, told.append, dtype="int4", scale="row")
-    assert told == []

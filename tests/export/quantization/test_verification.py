@@ -48,13 +48,6 @@ def test_parity_report_compares_tables_with_float32(
     assert sum(told["bytes"] for told in found.values()) <= (folder / DATA).stat().st_size + 16
 
 
-@ALL
-def test_verify_of_quantized_artifact_repeats_parity(quantized_repository: Path, way: str) -> None:
-    proven = verify(quantized_repository / way / "1").providers
-    assert proven == read(ParityReport, quantized_repository / way / "1" / PARITY).providers
-    assert all(output.max_abs == 0 for parity in proven.values() for output in parity.outputs.values())
-
-
 @pytest.mark.parametrize("way", ["float16", "int8", "int4"])
 @pytest.mark.parametrize("ending", ["", ".scale"])
 def test_compare_tables_detects_other_rounding(

@@ -130,7 +130,9 @@ def rotary_class(config: Any) -> Any:
     return getattr(modeling, name)
 
 
-def library(family: str, values: dict[str, Any]) -> dict[str, tuple[Tensor, Tensor]]:
+def library(
+    family: str, values: dict[str, Any], positions: Tensor = POSITIONS, dtype: torch.dtype = torch.float32
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the cosines and sines of attention in transformers, in the form of our outputs."""
     config = config_of(family, values)
     modeling = modeling_of(config)
@@ -141,10 +143,10 @@ def library(family: str, values: dict[str, Any]) -> dict[str, tuple[Tensor, Tens
         module = modeling.RoFormerSinusoidalPositionalEmbedding(config.max_position_embeddings, width)
         tables = module.create_weight()
     else:
-        module = rotary_class(config)(config)
+        module, x = rotary_class(config)(config), torch.zeros(1, dtype=dtype)
         layers = [layer for layer in ROTARY[family].thetas if not layer or layer in config.layer_types]
-        return {layer: in_our_form(module(torch.zeros(1), POSITIONS, *([layer] if layer else []))) for layer in layers}
-    sin, cos = tables[POSITIONS].chunk(2, dim=-1)
+        return {layer: in_our_form(module(x, positions, *([layer] if layer else []))) for layer in layers}
+    sin, cos = tables[positions].chunk(2, dim=-1)
     return {"": (torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))}
 
 
@@ -164,6 +166,56 @@ def test_rotary_config_matches_transformers(family: str, values: dict[str, Any])
             tolerance = 2.0**-23 if family in COMPLEX else 0.0
             assert (found[name][0] - cos).abs().max() <= tolerance
             assert (found[name][1] - sin).abs().max() <= tolerance
+
+
+FAR = 131072
+SIZES = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 1, "max_position_embeddings": 4096}
+LARGE = SIZES | {"max_position_embeddings": FAR}
+SHARP = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+DEEP = DEEPSEEK | {"mscale": 1.0, "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096}
+PHI = LARGE | {"original_max_position_embeddings": 4096}
+PHI_ROPE = {"type": "longrope", "short_factor": [1 + i / 50 for i in range(32)]}
+PHI_ROPE |= {"long_factor": [1 + 0.7 * i for i in range(32)]}
+SCALED: list[tuple[str, dict[str, Any]]] = [
+    ("llama", SIZES),
+    ("llama", SIZES | {"rope_scaling": {"type": "linear", "factor": 3.7}, "rope_theta": 5e5}),
+    ("llama", SIZES | {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_theta": 5e5}),
+    ("llama", LARGE | {"rope_scaling": LLAMA3, "rope_theta": 5e5}),
+    ("llama", SIZES | {"rope_scaling": DEEP, "rope_theta": 5e5, "max_position_embeddings": 163840}),
+    ("gpt_neox", SIZES | {"rotary_pct": 0.25, "rope_scaling": {"type": "dynamic", "factor": 1.7}}),
+    *(
+        ("qwen2", LARGE | {"rope_theta": 1e6, "rope_scaling": SHARP | changes})
+        for changes in (
+            {},
+            {"attention_factor": 0.8},
+            {"beta_fast": 16, "beta_slow": 2, "truncate": False},
+            {"original_max_position_embeddings": 64},
+            {"original_max_position_embeddings": 6},  # too short for a turn
+            {"factor": 0.5},
+        )
+    ),
+    ("qwen2", LARGE | {"rope_theta": 10.0, "rope_scaling": SHARP | {"original_max_position_embeddings": 1000}}),
+    *(
+        ("phi3", PHI | {"rope_scaling": PHI_ROPE | changes})
+        for changes in ({}, {"factor": 2.0}, {"factor": 0.5}, {"attention_factor": 1.3})
+    ),
+]
+"""Every scaling, up to far positions."""
+
+
+def test_scaled_angles_equal_transformers_at_every_length() -> None:
+    for family, values in SCALED:
+        config = config_of(family, values)
+        for length in (1000, 4096, 4097, FAR):
+            positions = torch.cat((torch.arange(300), torch.arange(300, length, 641), torch.tensor([length - 1])))[None]
+            x = torch.zeros(*positions.shape, 1, dtype=torch.bfloat16 if length == 4096 else torch.float32)
+            (expected,) = library(family, values, positions, x.dtype).values()
+            for stated in (values, json.loads(config.to_json_string())):
+                (output,) = read_rotary(
+                    ROTARY[family], stated, config.hidden_size, config.max_position_embeddings, length
+                )
+                found = RotaryEmbedding(output.config)(x, position_ids=positions)
+                assert all(map(torch.equal, found, expected)), (family, values, length)
 
 
 INVALID: dict[str, list[tuple[dict[str, Any], str]]] = {

@@ -30,10 +30,6 @@ def detr(height: int, width: int) -> Tensor:
     return vectors[0].permute(1, 2, 0).float()
 
 
-def test_grid_ids_are_row_major() -> None:
-    assert grid_ids(2, 3).tolist() == [[[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]]
-
-
 def test_sinusoidal_grid_matches_detr() -> None:
     module = SinusoidalGridEncoding(D, H, W)
     found = module(NO_IDS).reshape(H, W, D)
@@ -100,10 +96,3 @@ def test_sinusoidal_grid_width_not_divisible_by_4_is_rejected() -> None:
     for width in (6, 7):
         message = f"d_model: got {width}, expected a multiple of 4"
         assert message in rejection(ValueError, SinusoidalGridEncoding, width, H, W)
-
-
-def test_grid_parameter_counts_match_vit_base() -> None:
-    # Dosovitskiy et al. 2021, base size: 224 pixels in patches of 16.
-    for kind, rows in ((LearnedGridEncoding, 196), (FactorisedGridEncoding, 28), (SinusoidalGridEncoding, 0)):
-        assert sum(parameter.numel() for parameter in kind(768, 14, 14).parameters()) == rows * 768
-    assert SinusoidalGridEncoding(D, H, W).state_dict() == {}

@@ -1,6 +1,5 @@
 """Position modules of sequences: learned, sinusoidal and hybrid. Oracles: torch's embedding, and transformers."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from preblock.models.modules.grid import FactorisedGridEncoding, LearnedGridEnco
 from preblock.models.modules.hierarchical_positions import HierarchicalPositionalEncoding
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
-from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from preblock.models.modules.sinusoids import sinusoid
 from tests.models.rejections import rejection
 
@@ -62,14 +60,6 @@ def test_positions_beyond_rows_are_sinusoids(kind: type[Module]) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     far = torch.tensor([[10**6, 2**31 - 1]])
     assert torch.equal(module(NO_IDS[:, :2], far)[0], sinusoid(far[0], D))
-
-
-@KINDS
-def test_stepwise_positions_equal_single_pass(kind: type[Module]) -> None:
-    length = M if kind is LearnedPositionalEncoding else 2 * M
-    module, x = kind(D, M).eval(), torch.randn(2, length, D)
-    steps = [module(x[:, start : start + 3], offset=start) for start in range(0, length, 3)]
-    assert torch.equal(torch.cat(steps, dim=1), module(x))
 
 
 @KINDS
@@ -156,13 +146,6 @@ def test_only_used_table_rows_have_gradient(kind: type[Module]) -> None:
     assert weight.grad[:, 0].tolist() == gradients
     assert x.grad is not None
     assert x.grad.min() == x.grad.max() == (1 if kind is LearnedPositionalEncoding else 2)
-
-
-def test_position_modules_share_one_signature() -> None:
-    learned, sinusoidal, hybrid = (dict(inspect.signature(kind).parameters) for kind in SEQUENCE)
-    assert hybrid == learned | sinusoidal
-    forwards: list[Any] = [kind.forward for kind in (*SEQUENCE, RotaryEmbedding)]
-    assert len({str(inspect.signature(forward).parameters) for forward in forwards}) == 1
 
 
 def test_sinusoids_are_no_state_and_follow_module_type() -> None:

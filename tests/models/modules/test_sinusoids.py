@@ -41,34 +41,11 @@ def test_polynomials_are_accurate_to_54_bits(name: str, factor: tuple[float, ...
             assert abs(value / getattr(mpmath, name)(2 * mpmath.pi * turn) - 1) < 2**-54
 
 
-def test_value_is_independent_of_its_batch() -> None:
-    module, positions = Sinusoid(30), torch.randint(0, POSITIONS, (40, 25), generator=torch.Generator().manual_seed(0))
-    rows = [module(position) for position in positions.flatten()]
-    assert np.array_equal(bits(torch.stack(rows).reshape(40, 25, 30)), bits(module(positions)))
-
-
 def test_negative_positions_negate_only_sines() -> None:
     positions = torch.tensor([1, 5, 10**6, POSITIONS - 1])
     forwards, backwards = sinusoid(positions, 64), sinusoid(-positions, 64)
     assert torch.equal(backwards[:, 0::2], -forwards[:, 0::2])
     assert torch.equal(backwards[:, 1::2], forwards[:, 1::2])
-
-
-def test_positions_may_have_any_shape_and_integer_type() -> None:
-    for shape in ((), (0,), (3,), (2, 0), (2, 3, 4)):
-        for dtype in (torch.int32, torch.int64):
-            found = sinusoid(torch.full(shape, 7, dtype=dtype), 8)
-            assert torch.equal(found, sinusoid(torch.tensor(7), 8).expand(*shape, 8)), (shape, dtype)
-
-
-def test_sinusoid_is_no_state_and_keeps_its_constants() -> None:
-    module, positions = Sinusoid(64), torch.tensor([3, 10**6])
-    assert (list(module.parameters()), module.state_dict()) == ([], {})
-    expected = module(positions)
-    assert torch.equal(module.to(torch.bfloat16)(positions), expected)
-    with torch.device("meta"):
-        module = Sinusoid(64)
-    assert torch.equal(module(positions), expected)
 
 
 @pytest.mark.parametrize("d_model", [1, 7])

@@ -63,13 +63,6 @@ def test_saved_stem_equals_transformers_block_0_input(name: str, tmp_path: Path)
     assert not signature.exact
 
 
-@pytest.mark.parametrize("name", ["vit head", "clip", "whisper head"])
-def test_sharded_stem_checkpoint_is_read(name: str, tmp_path: Path) -> None:
-    folder, values = save(name, tmp_path, max_shard_size="2KB"), sample(name)
-    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2
-    assert torch.equal(found(folder, name, values), entering_block_0(name, values))
-
-
 @pytest.mark.parametrize("name", ["vit", "clip"])
 def test_image_stem_at_other_sizes_equals_transformers(name: str, tmp_path: Path) -> None:
     folder, patch = save(name, tmp_path), 8 if name == "vit" else 6
@@ -153,12 +146,6 @@ def test_clip_vision_config_dict_overrides_vision_config(tmp_path: Path) -> None
     assert torch.equal(found(folder, "clip", values), entering_block_0("clip", values))
 
 
-def test_square_size_as_pair_is_read(tmp_path: Path) -> None:
-    folder, values = save("vit", tmp_path), sample("vit")
-    change(folder, image_size=[30, 30], patch_size=[8, 8])
-    assert torch.equal(found(folder, "vit", values), entering_block_0("vit", values))
-
-
 INVALID: dict[str, list[tuple[dict[str, Any], str]]] = {
     "vit": [
         ({"image_size": [30, 40]}, r"config\.json: image_size: got \[30, 40\], expected one number"),
@@ -205,15 +192,6 @@ def test_unknown_stem_side_is_rejected(name: str, side: str | None, tmp_path: Pa
 PATCHES = PatchConfig(family="own", width=8, channels=3, image_size=12, patch_size=4, norm_eps=1e-5)
 AUDIO = AudioConfig(family="own", width=8, channels=4, positions=6)
 STEM_OF: dict[str, Stem] = {"patches": PatchStem(PATCHES), "audio": AudioStem(AUDIO)}
-
-
-def test_every_stem_parameter_has_a_gradient() -> None:
-    # An oblong image: its positions are interpolated, and the table behind them still learns.
-    for kind, x in (("patches", torch.randn(2, 3, 12, 20)), ("audio", torch.randn(2, 4, 12))):
-        stem = STEM_OF[kind]
-        (stem(x) * torch.randn_like(stem(x))).sum().backward()
-        assert all(parameter.grad is not None and parameter.grad.any() for parameter in stem.parameters()), kind
-        stem.zero_grad()
 
 
 def test_stem_documents_round_trip_or_are_rejected() -> None:
