@@ -19,6 +19,7 @@ from preblock.export.layouts.conversion import LAYOUTS, convert
 from preblock.export.layouts.triton import write_config
 from preblock.service.core.errors import ArtifactError
 from tests.families.library_models import save
+from tests.families.published_models import PUBLISHED
 from tests.support.artifacts import copy_artifact, make_repository
 from tests.support.shared import Shared
 
@@ -225,36 +226,25 @@ def test_convert_does_not_overwrite_existing_files(tmp_path: Path) -> None:
     assert [entry.name for entry in out.iterdir()] == ["onnx"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_convert_of_stem_is_rejected(tmp_path: Path, layout: str) -> None:
+def test_convert_of_stem_is_rejected(tmp_path: Path) -> None:
     folder = copy_artifact("vit", tmp_path)
-    with pytest.raises(ExportError, match="has no token embeddings, so no engine takes them as inputs_embeds"):
-        convert(folder, layout, tmp_path / "out")
+    for layout in LAYOUTS:
+        with pytest.raises(ExportError, match="has no token embeddings, so no engine takes them as inputs_embeds"):
+            convert(folder, layout, tmp_path / "out")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("positions", "inputs"),
     [("rotary", "input_ids, attention_mask"), ("absolute", "input_ids, offset, attention_mask")],
 )
-def test_convert_of_lookup_with_mask_is_rejected(tmp_path: Path, layout: str, positions: str, inputs: str) -> None:
+def test_convert_of_lookup_with_mask_is_rejected(tmp_path: Path, positions: str, inputs: str) -> None:
     """ESM gives block 0 the given vectors as they are: its own hold the mask, and perhaps positions."""
-    config = EsmConfig(
-        vocab_size=99,
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        intermediate_size=32,
-        max_position_embeddings=64,
-        pad_token_id=1,
-        mask_token_id=32,
-        position_embedding_type=positions,
-        token_dropout=True,
-    )
-    EsmModel(config).save_pretrained(tmp_path / "source")
+    config = PUBLISHED["esm"].config | {"position_embedding_type": positions}
+    EsmModel(EsmConfig(**config)).save_pretrained(tmp_path / "source")
     folder = export(str(tmp_path / "source"), "esm", tmp_path).folder
-    with pytest.raises(ExportError, match=f"esm: inputs_embeds depends on {inputs}; expected input_ids alone"):
-        convert(folder, layout, tmp_path / "out")
+    for layout in LAYOUTS:
+        with pytest.raises(ExportError, match=f"esm: inputs_embeds depends on {inputs}; expected input_ids alone"):
+            convert(folder, layout, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

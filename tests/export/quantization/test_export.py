@@ -67,8 +67,6 @@ def test_largest_float16_weight_is_exported(tmp_path: Path) -> None:
     ("name", "options"),
     [
         ("llama", {"dtype": "int8"}),
-        ("ctrl", {"dtype": "int8", "scale": "tensor", "segments": True}),
-        ("gpt2", {"dtype": "int4", "max_len": 64, "resizing": "interpolate"}),
         ("gpt2", {"dtype": "bfloat16", "max_len": 99, "resizing": "hybrid", "arithmetic": "source"}),
         ("bloom", {"dtype": "int4"}),
     ],

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
-import pytest
 import torch
 
 from preblock.export.reference import NumpyReference
@@ -24,24 +23,19 @@ from tests.export.quantization.rounding import ALL, WAYS, Array, D, M, V, put, r
 
 
 @ALL
-@pytest.mark.parametrize(
-    ("batch", "length", "offset"), [(1, 1, [0]), (3, 5, [2]), (2, M, [0]), (2, 3, [1, 20]), (0, 2, [0])]
-)
 def test_quantized_graph_matches_numpy_rounding(
-    quantized_repository: Path,
-    quantized_tables: tuple[Array, Array],
-    way: str,
-    batch: int,
-    length: int,
-    offset: list[int],
+    quantized_repository: Path, quantized_tables: tuple[Array, Array], way: str
 ) -> None:
+    folder = quantized_repository / way / "1"
     tokens, positions = (rounded(table, way) for table in quantized_tables)
-    ids = np.random.default_rng(1).integers(0, V, (batch, length))
-    expected = tokens[ids] + positions[np.arange(length) + np.array(offset)[:, None]]
-    found = run(quantized_repository / way / "1", {"input_ids": ids, "offset": np.array(offset)})
-    assert found.dtype == np.float32
-    assert np.array_equal(found, expected)
-    assert np.array_equal(run(quantized_repository / way / "1", {"input_ids": ids}, "token.onnx"), tokens[ids])
+    for batch, length, offset in ((1, 1, [0]), (2, M, [0]), (2, 3, [1, 20]), (0, 2, [0])):
+        ids = np.random.default_rng(1).integers(0, V, (batch, length))
+        expected = tokens[ids] + positions[np.arange(length) + np.array(offset)[:, None]]
+        found = run(folder, {"input_ids": ids, "offset": np.array(offset)})
+        assert found.dtype == np.float32
+        assert np.array_equal(found, expected)
+        assert np.array_equal(run(folder, {"input_ids": ids}, "token.onnx"), tokens[ids])
+    check_standard(folder)
 
 
 @ALL

@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -84,35 +83,22 @@ def test_parity_of_lookup_only_model_covers_every_id(tmp_path: Path) -> None:
         OUTPUTS[GRAPH].prove(narrow, Session(tmp_path / "copy"))
 
 
-@pytest.mark.parametrize("way", ["int4", "int8"])
-def test_verify_detects_changed_dequantization(quantized_copy: Path, way: str) -> None:
-    folder = quantized_copy / way / "1"
+def test_verify_detects_changed_dequantization(quantized_copy: Path) -> None:
+    folder = quantized_copy / "int8" / "1"
+    verify(folder)
     model = onnx.load(folder / GRAPH, load_external_data=False)
-    if way == "int4":
-        middle = next(node for node in model.graph.node if node.output[0].endswith(".middle"))
-        middle.attribute[0].t.int32_data[0] = 7
-    else:
-        next(node for node in model.graph.node if node.op_type == "Mul").op_type = "Add"
+    next(node for node in model.graph.node if node.op_type == "Mul").op_type = "Add"
     onnx.save(model, folder / GRAPH)
     seal(folder)
     with pytest.raises(ExportError, match="embeddings of the graph differs from its reference"):
         verify(folder)
 
 
-@pytest.mark.parametrize(
-    ("way", "values", "field"),
-    [
-        ("int8", {"scale": "tensor"}, "scale"),
-        ("int8-tensor", {"scale": "row"}, "scale"),
-        ("int4", {"block": 16}, "block"),
-    ],
-)
-def test_verify_detects_wrong_quantization_field_in_manifest(
-    quantized_copy: Path, way: str, values: Any, field: str
-) -> None:
-    seal(quantized_copy / way / "1", **values)
-    with pytest.raises(ExportError, match=rf"manifest\.json: {field} is "):
-        verify(quantized_copy / way / "1")
+def test_verify_detects_wrong_quantization_field_in_manifest(quantized_copy: Path) -> None:
+    for way, field, value in (("int8", "scale", "tensor"), ("int8-tensor", "scale", "row"), ("int4", "block", 16)):
+        seal(quantized_copy / way / "1", **{field: value})
+        with pytest.raises(ExportError, match=rf"manifest\.json: {field} is "):
+            verify(quantized_copy / way / "1")
 
 
 @ALL
