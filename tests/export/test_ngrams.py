@@ -10,13 +10,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
-from preblock.export.errors import ExportError, ParityError
+from preblock.export.errors import ExportError
 from preblock.export.exporter import ExportResult, export
-from preblock.export.outputs import OUTPUTS
-from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import verify
 from preblock.models.checkpoints.reader import files_needed, read_frontend
 from preblock.models.frontend import FrontEnd
@@ -26,7 +23,6 @@ from preblock.service.artifacts.manifest import Manifest
 from preblock.service.runtime.ngram_ids import NgramIds, open_ngram_ids
 from preblock.service.runtime.session import Session
 from tests.export.qwen4 import END, LAYERS, WIDTH, random_ids, run_transformers, save_qwen4
-from tests.families.tiny_models import small_config
 from tests.support.shared import Shared
 
 
@@ -57,7 +53,7 @@ def test_other_sizes_and_seeds_agree(changed: dict[str, Any], tmp_path: Path) ->
     assert np.array_equal(FrontEnd.from_data(read_frontend(folder)).ngrams.row_ids(torch.from_numpy(ids)).numpy(), rows)
 
 
-@pytest.mark.parametrize("lengths", [(1,) * 12, (1, 4, 1, 6), (7, 5)])
+@pytest.mark.parametrize("lengths", [(1,) * 12, (1, 4, 1, 6)])
 def test_graph_continues_like_the_cache_of_transformers(
     lengths: tuple[int, ...], ngram_checkpoint: Path, exported: ExportResult
 ) -> None:
@@ -72,15 +68,6 @@ def test_graph_continues_like_the_cache_of_transformers(
         context = np.concatenate((context, chunk), axis=1)[:, -2:]
     assert np.array_equal(np.concatenate(found, axis=1), expected)
     assert expected.shape == (3, 12, LAYERS, WIDTH)
-
-
-def test_graph_of_row_ids_has_the_rows_of_transformers(ngram_checkpoint: Path, exported: ExportResult) -> None:
-    ids = random_ids(3, 20, seed=5)
-    expected, _ = run_transformers(ngram_checkpoint, [ids])
-    session = Session(exported.folder, graph="ngram.ids.onnx")
-    found = session.run({"input_ids": ids, "context": np.full((3, 2), END)})["ngram_row_ids"]
-    assert found.dtype == np.int64
-    assert np.array_equal(found, expected)
 
 
 def test_hash_of_the_manifest_has_the_rows_of_transformers(
@@ -103,7 +90,7 @@ def test_hash_of_the_manifest_has_the_rows_of_transformers(
             assert np.array_equal(np.concatenate(found, axis=1), expected)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_manifest_locates_the_rows_of_each_layer(dtype: str, ngram_checkpoint: Path, tmp_path: Path) -> None:
     folder = export(str(ngram_checkpoint), "m", tmp_path, dtype=dtype).folder
     manifest = read_manifest(folder)
@@ -120,7 +107,7 @@ def test_manifest_locates_the_rows_of_each_layer(dtype: str, ngram_checkpoint: P
         assert content == expected.view(torch.uint8).numpy().tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
 def test_constants_of_many_heads_lie_in_the_data_file(dtype: str, tmp_path: Path) -> None:
     """They have more bytes than a graph holds, so another stored type moves them."""
     folder = save_qwen4(tmp_path / "model", heads_per_ngram=64, ple_embed_dim=256)
@@ -138,13 +125,6 @@ def test_graph_of_rows_has_the_embeddings_of_transformers(ngram_checkpoint: Path
     assert np.array_equal(session.run({"ngram_row_ids": rows})["ngram_embeddings"], expected)
 
 
-def test_integer_tables_have_no_place(ngram_checkpoint: Path, tmp_path: Path) -> None:
-    manifest = export(str(ngram_checkpoint), "m", tmp_path, dtype="int8").manifest
-    assert isinstance(manifest, Manifest)
-    assert manifest.ngram_tables == ()
-    assert "ngram.ids.onnx" in manifest.graphs
-
-
 def test_manifest_describes_output_and_history(exported: ExportResult) -> None:
     assert isinstance(exported.manifest, Manifest)
     assert exported.manifest.shapes["ngram_embeddings"] == (LAYERS, WIDTH)
@@ -156,22 +136,7 @@ def test_manifest_describes_output_and_history(exported: ExportResult) -> None:
     assert outputs["ngram_embeddings"].allowed_ulp == 0
 
 
-def test_model_of_images_has_the_same_output(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = transformers.Qwen4ExpForConditionalGeneration(small_config("qwen4_exp"))
-    model.save_pretrained(tmp_path / "both")
-    text = save_qwen4(tmp_path / "text")
-    tensors = load_file(tmp_path / "both/model.safetensors")
-    ours = load_file(text / "model.safetensors")
-    for name in ours.keys() - {"lm_head.weight"}:
-        ours[name] = tensors[name.replace("model.", "model.language_model.", 1)]
-    save_file(ours, text / "model.safetensors", {"format": "pt"})
-    ids = torch.from_numpy(random_ids(2, 9))
-    both, alone = FrontEnd.from_data(read_frontend(tmp_path / "both", "text")), FrontEnd.from_data(read_frontend(text))
-    assert torch.equal(both.ngrams(ids), alone.ngrams(ids))
-
-
-@pytest.mark.parametrize(("dtype", "scale"), [("bfloat16", None), ("int8", None), ("int8", "tensor"), ("int4", None)])
+@pytest.mark.parametrize(("dtype", "scale"), [("bfloat16", None), ("int8", "tensor")])
 def test_stored_type_applies_to_the_tables(
     dtype: str, scale: str | None, ngram_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -179,15 +144,8 @@ def test_stored_type_applies_to_the_tables(
     tables = {f"ngrams.tables.{layer}.weight" for layer in range(LAYERS)}
     assert set(result.parity.storage) == {"tokens.weight", *tables}
     assert verify(result.folder).providers["CPUExecutionProvider"].outputs["ngram_embeddings"].max_abs == 0
-
-
-def test_proof_finds_another_table(exported: ExportResult, ngram_checkpoint: Path) -> None:
-    frontend = FrontEnd.from_data(read_frontend(ngram_checkpoint)).eval()
-    with torch.no_grad():
-        for table in frontend.ngrams.tables.parameters():
-            table.add_(1)
-    with pytest.raises(ParityError, match=r"^ngram_embeddings of the graph differs from its reference"):
-        OUTPUTS["ngrams.onnx"].prove(TorchReference(frontend), Session(exported.folder, graph="ngrams.onnx"))
+    assert isinstance(result.manifest, Manifest)
+    assert bool(result.manifest.ngram_tables) == (dtype == "bfloat16")
 
 
 def test_model_without_ngram_layers_has_no_ngram_output(tmp_path: Path) -> None:
@@ -195,12 +153,6 @@ def test_model_without_ngram_layers_has_no_ngram_output(tmp_path: Path) -> None:
     assert isinstance(result.manifest, Manifest)
     assert "ngram_embeddings" not in result.manifest.shapes
     assert result.manifest.history is None
-
-
-def test_tokens_alone_need_no_history(ngram_checkpoint: Path, tmp_path: Path) -> None:
-    result = export(str(ngram_checkpoint), "m", tmp_path, tokens_only=True)
-    assert isinstance(result.manifest, Manifest)
-    assert list(result.manifest.widths) == ["embeddings", "token_embeddings"]
 
 
 def test_description_cannot_hold_ngrams(ngram_checkpoint: Path, tmp_path: Path) -> None:

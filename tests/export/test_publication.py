@@ -1,6 +1,5 @@
 """Drafts and versions of artifacts, and the remains of killed exports."""
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 from preblock.export import publication
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
-from preblock.export.publication import DRAFT, draft, publish, sweep, versions
+from preblock.export.publication import DRAFT, draft, publish
 from preblock.service.artifacts.catalog import find_artifacts
 from tests.export.interruption import end_at, interrupt_at
 
@@ -23,18 +22,6 @@ def add(repository: Path, name: str, content: str = "") -> int:
     with draft(repository, name) as folder:
         (folder / "file").write_text(content)
         return publish(folder)
-
-
-def test_versions_count_from_1_per_name(tmp_path: Path) -> None:
-    assert [add(tmp_path, name) for name in ("a", "a", "b", "a")] == [1, 2, 1, 3]
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["1", "2", "3"]
-
-
-def test_new_version_follows_highest_existing(tmp_path: Path) -> None:
-    for version in ("2", "9", "10"):
-        (tmp_path / "m" / version).mkdir(parents=True)
-    assert versions(tmp_path / "m") == [2, 9, 10]
-    assert add(tmp_path, "m") == 11
 
 
 def test_folder_that_is_no_version_is_not_counted(tmp_path: Path) -> None:
@@ -54,19 +41,6 @@ def test_published_version_is_complete_and_world_readable(tmp_path: Path) -> Non
     assert (folder / "file").read_text() == "content"
     assert folder.stat().st_mode & 0o777 == 0o755
     assert (folder / "file").stat().st_mode & 0o777 == 0o644
-
-
-def test_failed_export_leaves_no_files(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), draft(tmp_path, "m") as folder:
-        shutil.copyfile(tmp_path / "missing", folder / "file")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_sweep_keeps_draft_of_running_process(tmp_path: Path) -> None:
-    with draft(tmp_path, "m") as first, draft(tmp_path, "m") as second:
-        sweep(tmp_path / "m")
-        assert first.is_dir()
-        assert second.is_dir()
 
 
 @pytest.mark.parametrize("name", [".tmp-0123456789abcdef", ".preblock-mine", ".preblock-0123456789abcdef-copy"])
@@ -125,7 +99,7 @@ def end_in_the_middle(
     return end_at(number, repository / "m", f"{DRAFT}*/{file}".rstrip("/"), "export", source, *options)
 
 
-@pytest.mark.parametrize("moment", ["the middle of the table", "the proof"])
+@pytest.mark.parametrize("moment", ["the proof"])
 def test_killed_export_is_invisible_and_removed_by_next_export(
     tiny_checkpoint: Path, large_checkpoint: Path, tmp_path: Path, moment: str
 ) -> None:
@@ -141,7 +115,6 @@ def test_killed_export_is_invisible_and_removed_by_next_export(
 @pytest.mark.parametrize(
     ("number", "code", "said", "moment"),
     [
-        (signal.SIGINT, 130, "interrupted", "the draft"),
         (signal.SIGINT, 130, "interrupted", "the middle of the rounded table"),
         (signal.SIGTERM, 143, "terminated", "the middle of the table"),
     ],
@@ -210,9 +183,3 @@ def test_invalid_artifact_name_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(ExportError, match="--name: got "), draft(tmp_path / "r", name):
         pass
     assert list(tmp_path.iterdir()) == []
-
-
-def test_draft_in_repository_path_of_file_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ExportError, match="file/m: Not a directory"), draft(tmp_path / "file", "m"):
-        pass

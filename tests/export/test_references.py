@@ -114,7 +114,7 @@ def test_artifact_has_no_tables_and_no_graph_over_them(exported: ExportResult) -
     assert exported.parity.providers["CPUExecutionProvider"].outputs["ngram_row_ids"].max_abs == 0
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_narrow_tables_stay_in_their_type(dtype: str, tmp_path: Path) -> None:
     folder = narrow_tables(save_qwen4(tmp_path / "model"), getattr(torch, dtype))
     result = export(str(folder), "m", tmp_path, reference=True, dtype="int8")
@@ -125,7 +125,7 @@ def test_narrow_tables_stay_in_their_type(dtype: str, tmp_path: Path) -> None:
     assert verify(result.folder, reference_roots=[tmp_path]).references
 
 
-@pytest.mark.parametrize("unit", ["tensor", "row", "block"])
+@pytest.mark.parametrize("unit", ["row", "block"])
 def test_tables_of_float8_keep_their_scales(unit: str, tmp_path: Path) -> None:
     folder = save_qwen4(tmp_path / "model", ple_embed_dim=1040, ngram_vocab_size_base=150)
     values = quantize_tables(folder, unit)
@@ -145,7 +145,6 @@ def test_tables_of_float8_keep_their_scales(unit: str, tmp_path: Path) -> None:
             {"_scale": torch.ones(3, 5)},
             r"shard_0.weight_scale is float32 \[3, 5\], expected float32, float16 or bfloat",
         ),
-        ({"_scale": torch.ones((), dtype=torch.int32)}, r"shard_0.weight_scale is int32 \[\], expected float32"),
         ({"": torch.float8_e4m3fn}, "shard_0.weight is float8_e4m3fn without scales, expected scales for float8"),
         ({"": torch.float32, "_scale": torch.ones(())}, "shard_0.weight is float32 with scales, expected scales for"),
         ({"": torch.float16}, "shard_0.weight: got the types float16, float32, expected one type for all parts"),
@@ -169,14 +168,10 @@ def test_unsupported_tables_are_rejected(
         export(str(folder), "m", tmp_path, reference=True)
 
 
-def test_referenced_files_are_not_hashed(reference_checkpoint: Path, tmp_path: Path) -> None:
-    steps: list[str] = []
-    source = export(str(reference_checkpoint), "m", tmp_path, steps.append, reference=True).manifest.source
-    assert (source.files, source.options) == ({}, {"reference": True})
-    assert not any(str(reference_checkpoint) in step for step in steps if "hashing" in step)
-
-
 def test_other_sources_are_rejected(reference_checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(reference_checkpoint, tmp_path / "a,b")
+    with pytest.raises(ExportError, match=r"--reference: got .*a,b/model.safetensors, expected a path without commas"):
+        export(str(folder), "m", tmp_path, reference=True)
     with pytest.raises(ExportError, match="--reference is only for published checkpoints; gpt2-small is none"):
         export("gpt2-small", "m", tmp_path, reference=True)
     with pytest.raises(ExportError, match="--reference is for n-gram tables, and --tokens-only leaves them out"):
@@ -184,20 +179,6 @@ def test_other_sources_are_rejected(reference_checkpoint: Path, tmp_path: Path) 
     plain = save_qwen4(tmp_path / "plain", ple_layer_ids=[])
     with pytest.raises(ExportError, match="--reference: got a 'qwen4_exp_text' without n-gram tables"):
         export(str(plain), "m", tmp_path, reference=True)
-
-
-def test_path_with_a_comma_is_rejected(reference_checkpoint: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(reference_checkpoint, tmp_path / "a,b")
-    with pytest.raises(ExportError, match=r"--reference: got .*a,b/model.safetensors, expected a path without commas"):
-        export(str(folder), "m", tmp_path, reference=True)
-
-
-def test_missing_table_is_rejected(reference_checkpoint: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(reference_checkpoint, tmp_path / "copy")
-    tensors = load_file(folder / FILE)
-    save_file({name: tensor for name, tensor in tensors.items() if SHARDS not in name}, folder / FILE, {"format": "pt"})
-    with pytest.raises(ExportError, match=r"no tensor layers.0.ple.ple_embedding.ngram_embedding.weight"):
-        export(str(folder), "m", tmp_path, reference=True)
 
 
 def test_tables_in_several_files_are_referenced(reference_checkpoint: Path, tmp_path: Path) -> None:
@@ -212,13 +193,6 @@ def test_tables_in_several_files_are_referenced(reference_checkpoint: Path, tmp_
     result = export(str(folder), "m", tmp_path, reference=True)
     assert set(manifest_of(result).references) == {str(folder / file) for file in set(names.values())}
     compare_with_transformers(reference_checkpoint, result)
-
-
-def test_link_out_of_the_folder_is_rejected(reference_checkpoint: Path, tmp_path: Path) -> None:
-    shutil.copy(reference_checkpoint / "config.json", tmp_path)
-    (tmp_path / FILE).symlink_to(reference_checkpoint / FILE)
-    with pytest.raises(ExportError, match="outside the folder; replace it by a copy"):
-        export(str(tmp_path), "m", tmp_path, reference=True)
 
 
 def test_verify_hashes_the_files(reference_checkpoint: Path, exported: ExportResult, tmp_path: Path) -> None:
@@ -246,15 +220,6 @@ def _damage(file: Path) -> None:
         stream.seek(-1, os.SEEK_END)
         stream.write(bytes([last ^ 1]))
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def test_verify_finds_a_change_since_an_earlier_verification(reference_checkpoint: Path, tmp_path: Path) -> None:
-    source = shutil.copytree(reference_checkpoint, tmp_path / "copy")
-    folder = export(str(source), "m", tmp_path, reference=True).folder
-    verify(folder, reference_roots=[source])
-    _damage(source / FILE)
-    with pytest.raises(ExportError, match=rf"{FILE}: got sha256 \w+…, expected \w+…, as an earlier verification found"):
-        verify(folder, reference_roots=[source])
 
 
 def test_hash_of_a_hub_is_recorded_and_verified(reference_checkpoint: Path, tmp_path: Path) -> None:

@@ -13,11 +13,10 @@ from tokenizers.processors import TemplateProcessing
 
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
-from preblock.export.options import HUB, resolve
+from preblock.export.options import resolve
 from preblock.export.source import load_source
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend_data import FrontEndData
-from preblock.service.artifacts.manifest import Source
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import PartsRequest, RowPart, TextRequest
 from preblock.service.runtime.model import TokenModel
@@ -43,15 +42,6 @@ def test_load_source_of_stem_leaves_tokenizer_out(tmp_path: Path) -> None:
     assert load_source(resolve(str(tmp_path), side="decoder")).tokenizer == tmp_path / "tokenizer.json"
 
 
-def test_load_source_of_preset_builds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    loaded = load_source(resolve("transformer-base"))
-    assert loaded.record == Source(kind="preset", name="transformer-base")
-    assert isinstance(loaded.frontend, FrontEndData)
-    assert loaded.frontend.signature.vocab_size == 32000
-    assert loaded.tokenizer is None
-
-
 def test_load_source_prefers_folder_to_preset(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,29 +53,13 @@ def test_load_source_prefers_folder_to_preset(
     assert loaded.frontend.signature.vocab_size == 40
 
 
-@pytest.mark.parametrize(
-    ("source", "name", "revision"),
-    [
-        ("hf:openai-community/gpt2", "openai-community/gpt2", None),
-        ("hf:a/b.c-d_e@v1.0", "a/b.c-d_e", "v1.0"),
-        ("hf:a/b@refs/pr/3", "a/b", "refs/pr/3"),
-    ],
-)
-def test_hub_source_is_parsed_into_name_and_revision(source: str, name: str, revision: str | None) -> None:
-    match = HUB.fullmatch(source)
-    assert match is not None
-    assert (match["name"], match["revision"]) == (name, revision)
-
-
 @pytest.fixture
 def folder(tiny_checkpoint: Path, tmp_path: Path) -> Path:
     """A copy of the tiny checkpoint, to be changed."""
     return Path(shutil.copytree(tiny_checkpoint, tmp_path / "tiny"))
 
 
-@pytest.mark.parametrize(
-    "content", ["", "no JSON", "{}", "[1]", '{"version": "1.0"}', "[" * 100_000, '{"model":' * 100_000]
-)
+@pytest.mark.parametrize("content", ["", "{}", "[" * 100_000])
 def test_invalid_tokenizer_file_is_rejected(folder: Path, content: str) -> None:
     (folder / "tokenizer.json").write_text(content)
     with pytest.raises(ExportError, match=r"tiny/tokenizer\.json is no tokenizer of the package tokenizers: "):

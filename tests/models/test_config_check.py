@@ -12,7 +12,6 @@ from preblock.export import export_module
 from preblock.export.errors import ExportError
 from preblock.models import BertEmbeddings, FrontEnd, GPT2Embeddings
 from preblock.models.config_check import check_described
-from tests.data.make_artifacts import RECIPES, build_frontend
 from tests.models.rejections import rejection
 
 V, D, M = 200, 8, 16
@@ -68,13 +67,6 @@ def test_changed_module_is_neither_saved_nor_exported(tmp_path: Path) -> None:
         assert module.training
         assert re.search(message, rejection(ExportError, export_module, module, "changed", tmp_path))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_unchanged_module_is_described() -> None:
-    for name in RECIPES:
-        frontend = build_frontend(name)
-        if isinstance(frontend, FrontEnd):
-            check_described(frontend)
 
 
 def test_check_keeps_mode_and_type_of_each_part() -> None:

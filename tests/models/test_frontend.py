@@ -2,17 +2,15 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+from torch import nn
+from transformers import BertConfig
 from transformers.models.bert import modeling_bert
 
-from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
@@ -70,32 +68,6 @@ def test_bert_gradients_equal_transformers(bert: FrontEnd, oracle: modeling_bert
     assert not bert.tokens.weight.grad[PADDING].any()
 
 
-def test_bert_checkpoint_equals_transformers(minilm_checkpoint: Path) -> None:
-    frontend = FrontEnd.from_data(read_frontend(minilm_checkpoint)).eval()
-    embeddings = BertModel.from_pretrained(minilm_checkpoint).embeddings.eval()
-    generator = torch.Generator().manual_seed(0)
-    input_ids = torch.randint(30522, (3, 512), generator=generator)
-    segments = torch.randint(2, (3, 512), generator=generator)
-    with torch.inference_mode():
-        assert torch.equal(frontend(input_ids), embeddings(input_ids))
-        assert torch.equal(frontend(input_ids, 0, segments), embeddings(input_ids, segments))
-
-
-def test_gpt2_equals_transformers_block_0_input() -> None:
-    torch.manual_seed(2)
-    model = GPT2Model(GPT2Config(vocab_size=V, n_embd=D, n_positions=M, n_layer=2, n_head=2))
-    model.train(False)
-    tensors = {"tokens.weight": model.wte.weight, "positions.weight": model.wpe.weight}
-    frontend = FrontEnd.from_tensors(GPT2Embeddings(V, D, M).config, tensors).eval()
-    caught: list[Tensor] = []
-    model.h[0].register_forward_pre_hook(lambda _, args: caught.append(args[0]))
-    with torch.inference_mode():
-        past = model(IDS[:, :3], use_cache=True).cache
-        model(IDS[:, 3:], cache=past, use_cache=True)
-        assert torch.equal(caught[0], frontend(IDS[:, :3]))
-        assert torch.equal(caught[1], frontend(IDS[:, 3:], 3))
-
-
 def test_transformer_embedding_is_scaled_table_plus_positions() -> None:
     for embedding in (TransformerEmbedding(V, D, M, "learned"), TransformerEmbedding(V, D, M, "sinusoidal")):
         frontend = embedding.eval()
@@ -117,21 +89,6 @@ def test_dropout_applies_once_and_only_in_training(build: Callable[..., FrontEnd
     assert 0.48 < kept.float().mean() < 0.52
     assert torch.equal(found[kept], expected[kept] * 2)
     assert torch.equal(frontend.eval()(IDS), expected)
-
-
-def test_from_tensors_shares_memory() -> None:
-    source = BertEmbeddings(V, D, M)
-    tensors = source.state_dict()
-    built = FrontEnd.from_tensors(source.config, tensors)
-    for name, tensor in built.state_dict().items():
-        assert tensor.data_ptr() == tensors[name].data_ptr(), name
-
-
-def test_state_dict_round_trips_through_file(tmp_path: Path) -> None:
-    source = TransformerEmbedding(V, D, M).eval()
-    torch.save(source.state_dict(), tmp_path / "weights.pt")
-    built = FrontEnd.from_tensors(source.config, torch.load(tmp_path / "weights.pt")).eval()
-    assert torch.equal(built(IDS, 3), source(IDS, 3))
 
 
 def test_from_tensors_with_wrong_tensors_is_rejected() -> None:

@@ -12,54 +12,18 @@ from safetensors.torch import save_file
 from preblock.models import (
     BertEmbeddings,
     FrontEnd,
-    FrontEndConfig,
     GPT2Embeddings,
     GridEmbedding,
     HierarchicalEmbedding,
     HybridEmbedding,
-    RotaryConfig,
     TransformerEmbedding,
 )
 from preblock.models.checkpoints.toml_config import files_described, read_description
 from preblock.models.modules.bias import AlibiConfig
-from preblock.models.modules.rotary_output import RotaryOutput
-from preblock.models.steps import Levels, Mask, Norm, Positions, Project, Scale, Segments, Tokens
+from tests.models.front_ends import DESCRIBED
 from tests.models.rejections import rejection
 
 V, D, M = 9, 4, 6
-YARN = RotaryConfig(dim=4, scaling="yarn", factor=2.0, original_len=8, truncate=False, attention_factor=1.1)
-LONGROPE = RotaryConfig(
-    dim=4, scaling="longrope", factor=2.0, original_len=8, length=16, short_factor=(1.0, 1.5), long_factor=(2.0, 1e-5)
-)
-EVERY_FIELD = FrontEndConfig(
-    family='own "family" \\ é',
-    steps=(
-        Tokens(rows=V, width=D),
-        Scale(by=0.1 + 0.2, cast=True),
-        Segments(rows=3, input="kinds", by=1e-12),
-        Segments(input="marks", table="tokens", rows=V, needed=True),
-        Levels(levels=(Segments(rows=2, input="line"), Segments(rows=V, input="word", table="tokens"))),
-        Positions(rows=M, counts="ids", first=2),
-        Norm(eps=1e-12),
-        Norm(eps=1e-5, bias=None),
-        Project(width=3),
-        Project(width=5, bias=None),
-        Mask(),
-    ),
-    max_len=3,
-    padding_idx=1,
-    refused_ids=(2, 3),
-    lookup=2,
-    consumer_scales=True,
-    arithmetic="bfloat16",
-    dropout=0.25,
-)
-TOKENS = Tokens(rows=V, width=D)
-SINUSOIDS = Positions(rows=M, table="tensor2tensor", first=1, zero_row=0)
-ROTARY = (
-    RotaryOutput(config=YARN, name="full"),
-    RotaryOutput(config=LONGROPE, name="sliding", layout="interleaved"),
-)
 FRONT_ENDS = {
     "transformer": TransformerEmbedding(V, D, M),
     "transformer learned": TransformerEmbedding(V, D, M, "learned", padding_idx=2),
@@ -71,10 +35,7 @@ FRONT_ENDS = {
     "grid factorised": GridEmbedding(V, D, (2, 3), "factorised"),
     "grid sinusoidal": GridEmbedding(V, D, (2, 3), "sinusoidal"),
     "hierarchical": HierarchicalEmbedding(V, D, {"sentence": 3, "word": 5}),
-    "every field": FrontEnd(EVERY_FIELD),
-    "tokens alone": FrontEnd(FrontEndConfig(family="t", steps=(TOKENS,), max_len=None)),
-    "library sinusoids": FrontEnd(FrontEndConfig(family="m", steps=(TOKENS, SINUSOIDS), max_len=5)),
-    "rotary": FrontEnd(FrontEndConfig(family="r", steps=(TOKENS,), max_len=M, rotary=ROTARY)),
+    **{name: FrontEnd(config) for name, config in DESCRIBED.items()},
 }
 
 

@@ -33,8 +33,6 @@ def save_with_table(model_type: str, table: str, folder: Path, **values: object)
     ("model_type", "table"),
     [
         ("mt5", "lm_head.weight"),
-        ("mt5", "decoder.embed_tokens.weight"),
-        ("plbart", "lm_head.weight"),
         ("plbart", "model.decoder.embed_tokens.weight"),
         ("plbart", "model.encoder.embed_tokens.weight"),
     ],

@@ -17,7 +17,7 @@ from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.steps import Norm, Project, Tokens
-from preblock.service.artifacts.manifest import Manifest, Resized, Source
+from preblock.service.artifacts.manifest import Source
 from preblock.service.runtime.session import Session
 
 
@@ -50,19 +50,6 @@ def test_manifest_holds_sha256_and_size_of_every_file(tiny_export: ExportResult)
     for name, record in found.items():
         content = (tiny_export.folder / name).read_bytes()
         assert record == {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-
-
-def test_manifest_records_source_without_path(tiny_export: ExportResult, tiny_checkpoint: Path) -> None:
-    config = hashlib.sha256((tiny_checkpoint / "config.json").read_bytes()).hexdigest()
-    source = tiny_export.manifest.source
-    assert source == Source(kind="folder", config_sha256=config, files=source.files)
-    assert source.files["config.json"] == config
-    for name in ("manifest.json", "parity.json"):
-        assert "/" not in (tiny_export.folder / name).read_text()
-
-
-def test_tokenizer_is_copied_byte_for_byte(tiny_export: ExportResult, tiny_checkpoint: Path) -> None:
-    assert (tiny_export.folder / "tokenizer.json").read_bytes() == (tiny_checkpoint / "tokenizer.json").read_bytes()
 
 
 def test_export_of_same_source_writes_same_bytes(
@@ -120,14 +107,6 @@ def test_gpt2_export_matches_block_0_input_bit_for_bit(tmp_path: Path) -> None:
         for offset in (np.array([begin]), np.full(3, begin)):
             found = session.run({"input_ids": input_ids[:, begin:end].numpy(), "offset": offset})["embeddings"]
             assert np.array_equal(found, caught[-1].numpy())
-
-
-def test_resized_max_len_is_recorded_in_manifest(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    exported = export(str(tiny_checkpoint), "m", tmp_path, max_len=26, resizing="interpolate")
-    assert isinstance(exported.manifest, Manifest)
-    assert exported.manifest.max_len == 26
-    assert exported.manifest.resized == Resized(from_max_len=20, method="interpolate")
-    assert verify(exported.folder) == exported.parity
 
 
 def test_equal_weights_are_all_stored(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Literal
 from xml.etree import ElementTree
 
 import numpy as np
@@ -16,11 +15,9 @@ from transformers import AutoModel, EsmConfig, EsmModel, Gemma3TextModel, LlamaM
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
 from preblock.export.layouts.conversion import LAYOUTS, convert
-from preblock.export.layouts.triton import write_config
-from preblock.service.core.errors import ArtifactError
 from tests.families.library_models import save
 from tests.families.published_models import PUBLISHED
-from tests.support.artifacts import copy_artifact, make_repository
+from tests.support.artifacts import copy_artifact
 from tests.support.shared import Shared
 
 IDS = np.array([[5, 3, 29, 3]])
@@ -133,21 +130,6 @@ def test_edgellm_layout_has_scaled_table_and_rotary_caches(gemma: tuple[Path, Ge
         assert np.abs(caches[name] - cache).max() < 1e-6
 
 
-@pytest.mark.parametrize("form", ["half", "fused"])
-def test_edgellm_caches_are_equal_for_every_form(
-    gemma: tuple[Path, Gemma3TextModel], tmp_path: Path, form: Literal["half", "fused"]
-) -> None:
-    folder, model = gemma
-    other = export(str(model.name_or_path), "gemma", tmp_path, rotary_layout=form).folder
-    found = []
-    for place, source in ((tmp_path / "full", folder), (tmp_path / form, other)):
-        convert(source, "edgellm", place)
-        found.append(load_file(place / "rope_rotary_cos_sin.safetensors"))
-    assert found[0].keys() == found[1].keys()
-    for name, cache in found[0].items():
-        assert np.array_equal(cache, found[1][name])
-
-
 def test_edgellm_layout_of_too_many_positions_is_rejected(tmp_path: Path) -> None:
     save("llama", tmp_path / "source")
     folder = export(str(tmp_path / "source"), "llama", tmp_path, max_len=2**24 + 1).folder
@@ -162,19 +144,6 @@ def test_edgellm_layout_with_float16_rotary_outputs_is_rejected(tmp_path: Path) 
     folder = export(str(tmp_path / "source"), "llama", tmp_path, rotary_dtype="float16").folder
     with pytest.raises(ExportError, match=r"got rotary_cos in float16, expected float32: the cache is float32"):
         convert(folder, "edgellm", tmp_path / "out")
-
-
-def test_triton_configuration_names_float16_outputs(tmp_path: Path) -> None:
-    save("llama", tmp_path / "source")
-    export(str(tmp_path / "source"), "llama", tmp_path, rotary_dtype="float16")
-    text = write_config(tmp_path / "llama").read_text()
-    assert 'name: "rotary_cos" data_type: TYPE_FP16' in text
-    assert 'name: "embeddings" data_type: TYPE_FP32' in text
-
-
-def test_edgellm_layout_without_rotary_has_only_table(tmp_path: Path) -> None:
-    folder = copy_artifact("gpt", tmp_path)
-    assert [file.name for file in convert(folder, "edgellm", tmp_path / "out")] == ["embedding.safetensors"]
 
 
 def test_edgellm_layout_with_values_beyond_float16_is_rejected(tmp_path: Path) -> None:
@@ -246,17 +215,3 @@ def test_convert_of_lookup_with_mask_is_rejected(tmp_path: Path, positions: str,
         with pytest.raises(ExportError, match=f"esm: inputs_embeds depends on {inputs}; expected input_ids alone"):
             convert(folder, layout, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_convert_of_damaged_artifact_is_rejected(tmp_path: Path) -> None:
-    folder = make_repository(tmp_path, gpt="gpt") / "gpt/1"
-    (folder / "token.onnx").write_bytes(b"?")
-    with pytest.raises(ArtifactError, match=r"token\.onnx"):
-        convert(folder, "openvino", tmp_path / "out")
-
-
-def test_convert_into_path_below_file_is_rejected(tmp_path: Path) -> None:
-    folder = copy_artifact("gpt", tmp_path)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ExportError, match=r"file/out: Not a directory"):
-        convert(folder, "openvino", tmp_path / "file/out")

@@ -30,10 +30,8 @@ PLAIN = make_node("Add", ["rows", "positions"], ["embeddings"])
     ("nodes", "found"),
     [
         ([Gather, PLAIN], 1.0),
-        ([Gather, make_node("Add", ["positions", "rows"], ["embeddings"])], 1.0),
         ([Gather, Mul, Add], 0.5),
         ([Gather, make_node("Mul", ["factor", "rows"], ["scaled"]), Add], 0.5),
-        ([make_node("Gather", ["table", "input_ids"], ["rows"], axis=0), PLAIN], 1.0),
         ([make_node("Gather", ["table", "input_ids"], ["rows"], axis=1), PLAIN], None),
         ([make_node("Gather", ["table", "token_type_ids"], ["rows"]), PLAIN], None),
         ([make_node("Gather", ["inside", "input_ids"], ["rows"]), PLAIN], None),
@@ -44,7 +42,6 @@ PLAIN = make_node("Add", ["rows", "positions"], ["embeddings"])
         ([Gather, make_node("Add", ["rows", "positions"], ["summand"])], None),
         ([Gather, make_node("Mul", ["rows", "several"], ["scaled"]), Add], None),
         ([Gather, make_node("Mul", ["rows", "double"], ["scaled"]), Add], None),
-        ([Gather, make_node("Mul", ["rows", "rows"], ["scaled"]), Add], None),
         ([Gather, make_node("Mul", ["factor", "factor"], ["scaled"]), Add], None),
         ([Gather, make_node("Mul", ["rows", "factor"], ["scaled"], domain="other"), Add], None),
     ],

@@ -8,14 +8,8 @@ import onnx
 import onnxruntime as ort
 import torch
 
-from preblock.export.reference import NumpyReference
-from preblock.export.stored_tables import read_data
-from preblock.export.torch_reference import TorchReference
-from preblock.export.verification import prove_artifact, verify
-from preblock.models.config import FrontEndConfig
+from preblock.export.verification import verify
 from preblock.models.steps import Norm, Positions, Project, Segments
-from preblock.service.artifacts.io import read
-from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY
 from preblock.service.runtime.providers import CPU
 from tests.clients.client_matrix import check_standard
@@ -66,22 +60,6 @@ def test_quantized_table_is_never_dequantized_as_whole(quantized_repository: Pat
             assert all(np.prod(tensor.dims) <= 2 * V for tensor in floats)
             domains = {node.domain for node in model.node}
             assert file.name == "optimised.onnx" or domains <= {""}
-
-
-def test_lookup_in_stored_tables_matches_numpy_rounding(
-    quantized_repository: Path, quantized_tables: tuple[Array, Array]
-) -> None:
-    for way in WAYS:
-        manifest = read(Manifest, quantized_repository / way / "1" / MANIFEST)
-        assert manifest.front_end is not None
-        config = FrontEndConfig.from_document(manifest.front_end)
-        data, stored = read_data(quantized_repository / way / "1", config)
-        module, expected = TorchReference.of(data, stored), rounded(quantized_tables[0], way)
-        assert "tokens.weight" not in module.frontend.state_dict()  # no float32 table is in memory
-        for reference in (module, NumpyReference(data, stored)):
-            assert np.array_equal(reference.look_up(np.arange(V)[None])[0], expected)
-            assert reference.look_up(np.zeros((2, 0), np.int64)).shape == (2, 0, D)
-            prove_artifact(reference, quantized_repository / way / "1", CPU, lambda _: None)
 
 
 def test_norms_and_projections_stay_in_float32_in_int4_export(tmp_path: Path) -> None:

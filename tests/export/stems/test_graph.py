@@ -72,27 +72,18 @@ def test_stem_graph_matches_module_over_batches_and_sizes(graphs: dict[str, Path
     if kind == "vit":
         sizes = {shape[2:] for shape in shapes}
         assert sizes == {(13, 13), (16, 16), (12, 24), (28, 16), (4, 8)}
-
-
-@KINDS
-def test_stem_graph_follows_onnx_standard(graphs: dict[str, Path], kind: str) -> None:
     check_standard(graphs[kind])
     config = STEMS[kind].config
     if isinstance(config, PatchConfig):
         check_standard(graphs[kind], height=config.image_size, width=config.image_size)
+    again = from_tensors(config, read_stem_weights(graphs[kind], config))
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in STEMS[kind].state_dict().items())
 
 
 def test_allowed_ulp_matches_documented_bound() -> None:
     vit, whisper = (STEMS[kind].signature for kind in ("vit", "whisper"))
     assert allowed_ulp(vit) == 8 + 4 * (48**0.5 + 3)
     assert allowed_ulp(whisper) == 8 + 4 * 24**0.5
-
-
-@KINDS
-def test_stem_weights_are_read_back(graphs: dict[str, Path], kind: str) -> None:
-    stem = STEMS[kind]
-    again = from_tensors(stem.config, read_stem_weights(graphs[kind], stem.config))
-    assert all(torch.equal(again.state_dict()[name], value) for name, value in stem.state_dict().items())
 
 
 @KINDS

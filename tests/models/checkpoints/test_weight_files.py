@@ -91,13 +91,6 @@ def test_damaged_description_is_rejected(gpt: Path) -> None:
         assert "frontend.toml: " in rejection(CheckpointError, reader, gpt)
 
 
-def test_links_within_folder_are_followed(gpt: Path, tmp_path: Path) -> None:
-    for name in ("config.json", INDEX, "1.safetensors"):
-        move_to(f"other-{name}")(gpt / name)
-    (tmp_path / "link").symlink_to(gpt)
-    assert read_frontend(tmp_path / "link").config.max_len == 6
-
-
 def test_hub_cache_links_are_followed_only_to_blobs(gpt: Path, tmp_path: Path) -> None:
     snapshot, blobs = tmp_path / "models--a--b/snapshots/0123", tmp_path / "models--a--b/blobs"
     snapshot.mkdir(parents=True)

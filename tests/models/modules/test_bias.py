@@ -15,7 +15,6 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.families import FAMILIES
 from preblock.models.families.published_config import Config
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.bias import (
     AlibiConfig,
     BiasConfig,
@@ -24,7 +23,6 @@ from preblock.models.modules.bias import (
     from_document,
     to_document,
 )
-from preblock.models.modules.bias_modules import build_bias
 from tests.families.bias_models import BIASED, HEADS, save
 from tests.models.rejections import rejection
 
@@ -56,10 +54,6 @@ def side_of(name: str) -> str | None:
 def bias_of(name: str, values: dict[str, Any]) -> BiasConfig | None:
     read = FAMILIES[name].bias
     return read(Config(values)) if read else None
-
-
-def test_rows_with_a_bias_have_oracles() -> None:
-    assert {name for name, row in FAMILIES.items() if row.bias} == set(BIASED) == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", BIASED)
@@ -99,16 +93,6 @@ def test_missing_bias_values_have_transformers_defaults() -> None:
     assert (encoder.heads, encoder.buckets, encoder.max_distance) == (8, 32, 128)
     assert bias_of("xlnet", {}) == RelativeSinusoidConfig(width=1024, clamp_len=None, bidirectional=True)
     assert bias_of("bert", {}) is None
-
-
-def test_bias_config_accepts_alternative_key_names() -> None:
-    assert bias_of("bloom", {"num_attention_heads": 3, "n_head": 3}) == bias_of("bloom", {"num_attention_heads": 3})
-    assert bias_of("xlnet", {"hidden_size": 6}) == bias_of("xlnet", {"d_model": 6})
-
-
-def test_xlnet_bias_follows_config(tmp_path: Path) -> None:
-    save("xlnet", tmp_path, attn_type="uni", clamp_len=5)
-    assert read_frontend(tmp_path).config.bias == RelativeSinusoidConfig(width=48, clamp_len=5, bidirectional=False)
 
 
 INVALID: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -163,10 +147,3 @@ def test_invalid_bias_document_is_rejected() -> None:
     ]
     for document, message in documents:
         assert message in rejection(ValueError, from_document, document), document
-
-
-def test_build_bias_sets_attributes_of_config() -> None:
-    module = build_bias(AlibiConfig(heads=3, anchor="last", recipe="exact", arithmetic="bfloat16", divisor=2.0))
-    assert isinstance(module, AlibiBias)
-    assert (module.heads, module.anchor, module.recipe) == (3, "last", "exact")
-    assert (module.arithmetic, module.divisor) == ("bfloat16", 2.0)

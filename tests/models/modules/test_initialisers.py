@@ -21,7 +21,7 @@ from preblock.models.embeddings import (
 from preblock.models.modules.grid import FactorisedGridEncoding, LearnedGridEncoding
 from preblock.models.modules.hierarchical_positions import HierarchicalPositionalEncoding
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
-from preblock.models.modules.initialisers import INITIALISERS, pretrained_, sinusoidal_
+from preblock.models.modules.initialisers import INITIALISERS, sinusoidal_
 from preblock.models.modules.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from preblock.models.modules.relative_positions import T5RelativeBias
 from preblock.models.modules.stems import AudioConfig, AudioStem, PatchConfig, PatchStem
@@ -60,17 +60,6 @@ def test_sinusoidal_init_matches_transformers_and_base() -> None:
     assert torch.equal(started("sinusoidal", 500.0), SinusoidalPositionalEncoding(D, M, base=500.0).table)
     assert torch.equal(LearnedPositionalEncoding(D, M, init="sinusoidal").weight, started("sinusoidal"))
     assert "d_model: got 7, expected an even width" in rejection(ValueError, sinusoidal_, torch.empty(10, 7))
-
-
-def test_pretrained_init_copies_values() -> None:
-    values = torch.randn(M, D)
-    table = started("pretrained", values)
-    assert torch.equal(table, values)
-    values.zero_()
-    assert table.abs().min() > 0
-    for shape in ((8, 10), (1, 8), (8,), (11, 8)):
-        message = f"pretrained: got shape {shape}, expected (10, 8)"
-        assert rejection(ValueError, pretrained_, torch.empty(10, 8), torch.zeros(shape)) == message
 
 
 PATCHES = PatchConfig(family="p", width=D, channels=1, image_size=16, patch_size=1)

@@ -62,14 +62,6 @@ def test_positions_beyond_rows_are_sinusoids(kind: type[Module]) -> None:
     assert torch.equal(module(NO_IDS[:, :2], far)[0], sinusoid(far[0], D))
 
 
-@KINDS
-def test_empty_sequence_and_batch_are_accepted(kind: type[Module]) -> None:
-    module = kind(D, M).eval()
-    assert module(torch.randn(2, 0, D), offset=M).shape == (2, 0, D)
-    assert module(torch.randn(0, 3, D)).shape == (0, 3, D)
-    assert module(torch.randn(0, 3, D), offset=torch.zeros(0, dtype=torch.int64)).shape == (0, 3, D)
-
-
 def zeros(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64)
 
@@ -146,17 +138,6 @@ def test_only_used_table_rows_have_gradient(kind: type[Module]) -> None:
     assert weight.grad[:, 0].tolist() == gradients
     assert x.grad is not None
     assert x.grad.min() == x.grad.max() == (1 if kind is LearnedPositionalEncoding else 2)
-
-
-def test_sinusoids_are_no_state_and_follow_module_type() -> None:
-    module = SinusoidalPositionalEncoding(8, 4)
-    assert (list(module.parameters()), module.state_dict()) == ([], {})
-    assert list(HybridPositionalEncoding(8, 4).state_dict()) == ["weight"]
-    assert module.to("meta").table.device.type == "meta"
-    x = torch.zeros(1, 4, 8, dtype=torch.bfloat16)
-    for kind in (SinusoidalPositionalEncoding, HybridPositionalEncoding):
-        for offset in (0, 3, 4):
-            assert kind(8, 4).to(torch.bfloat16)(x, offset=offset).dtype == torch.bfloat16, (kind, offset)
 
 
 def test_base_and_padded_width_reach_sinusoids() -> None:

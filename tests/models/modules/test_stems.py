@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
-    CLIPModel,
     CLIPVisionConfig,
     CLIPVisionModel,
     PreTrainedModel,
@@ -33,7 +32,6 @@ from preblock.models.modules.stems import (
     PatchStem,
     Stem,
     from_document,
-    from_tensors,
     to_document,
     without_storage,
 )
@@ -134,18 +132,6 @@ def change(folder: Path, section: str | None = None, /, **values: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def test_clip_vision_config_dict_overrides_vision_config(tmp_path: Path) -> None:
-    folder, values = save("clip", tmp_path), sample("clip")
-    part = json.loads((folder / "config.json").read_text())["vision_config"]
-    change(folder, vision_config_dict=part | {"layer_norm_eps": 0.5})
-    stem = read_stem(folder, "vision")
-    assert isinstance(stem.config, PatchConfig)
-    loaded: Any = CLIPModel.from_pretrained(folder)
-    assert stem.config.norm_eps == loaded.config.vision_config.layer_norm_eps == 0.5
-    change(folder, vision_config_dict=None)
-    assert torch.equal(found(folder, "clip", values), entering_block_0("clip", values))
-
-
 INVALID: dict[str, list[tuple[dict[str, Any], str]]] = {
     "vit": [
         ({"image_size": [30, 40]}, r"config\.json: image_size: got \[30, 40\], expected one number"),
@@ -219,11 +205,3 @@ def test_stem_input_with_wrong_shape_is_rejected() -> None:
         ("audio", (1, 4, 11), "input_features: got shape"),
     ):
         assert message in rejection(ValueError, STEM_OF[kind], torch.zeros(shape)), shape
-
-
-def test_stem_from_tensors_shares_their_memory() -> None:
-    tensors = STEM_OF["patches"].state_dict()
-    stem = from_tensors(PATCHES, tensors)
-    assert all(value.data_ptr() == tensors[name].data_ptr() for name, value in stem.state_dict().items())
-    del tensors["class_token"]
-    assert "class_token" in rejection(RuntimeError, from_tensors, PATCHES, tensors)
