@@ -15,6 +15,7 @@ from preblock.export.errors import ExportError, UnrepeatableError
 from preblock.export.exporter import ExportResult
 from preblock.export.verification import verify
 from preblock.models import BertEmbeddings
+from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.auth import SERVICE
 from preblock.service.core.types import TokenRequest, TokenRows
@@ -129,6 +130,14 @@ def test_module_with_integer_offset_is_exported(kind: str, tmp_path: Path, capfd
             rows = [module(torch.from_numpy(row[None]), start) for row, start in zip(ids, starts, strict=True)]
             assert answer.tobytes() == torch.cat(rows).detach().numpy().tobytes()
     check_standard(exported.folder)
+
+
+def test_one_call_equals_a_call_for_each_offset() -> None:
+    """As torch traces it."""
+    frontend, ids = CustomFrontEnd(Counted("range"), V, M), torch.tensor([[1, 2], [6, 0], [3, 3]])
+    with torch.inference_mode():
+        for offset in ([0], [7], [0, 7, 3]):
+            assert torch.equal(frontend._traced(ids, torch.tensor(offset)), frontend(ids, torch.tensor(offset))), offset
 
 
 class Ageless(nn.Module):

@@ -41,6 +41,7 @@ def test_module_has_the_rows_of_transformers(ngram_checkpoint: Path) -> None:
     rows, vectors = run_transformers(ngram_checkpoint, [ids])
     frontend = FrontEnd.from_data(read_frontend(ngram_checkpoint)).eval()
     assert np.array_equal(frontend.ngrams.row_ids(torch.from_numpy(ids)).numpy(), rows)
+    assert np.array_equal(frontend.ngrams(torch.from_numpy(ids)).detach().numpy(), vectors)
     assert np.array_equal(frontend.ngram_outputs(torch.from_numpy(ids))["ngram_embeddings"].detach().numpy(), vectors)
 
 

@@ -35,6 +35,7 @@ def test_options_module_does_not_import_torch() -> None:
             "no folder owner/name exists; to download it from the hub, prefix it with hf:, as in hf:owner/name",
         ),
         ("./none", "no folder ./none exists"),
+        ("a.txt", "a.txt is a file; name its folder, which holds config.json or frontend.toml"),
         ("/none/a", "no folder /none/a exists"),
         ("hf:name", "'hf:name' names no repository of the hub; write hf:owner/name or hf:owner/name@revision"),
         ("hf:a/b/c", "'hf:a/b/c' names no repository of the hub; write hf:owner/name or hf:owner/name@revision"),
@@ -44,6 +45,7 @@ def test_unknown_source_is_rejected_with_suggestion(
     source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("a.txt").touch()
     with pytest.raises(ExportError) as error:
         parse_source(source)
     assert str(error.value) == f"SOURCE: {message}"

@@ -16,6 +16,7 @@ from preblock.export.options import resolve
 from preblock.export.origin import SameExport, find_same
 from preblock.models.frontend_file import INDEX, WEIGHTS
 from preblock.service.artifacts.names import MANIFEST
+from tests.support.static_models import save_bag
 
 
 def same(source: Path, repository: Path) -> SameExport | None:
@@ -103,3 +104,12 @@ def test_unread_shard_may_change(source: Path, tmp_path: Path) -> None:
     assert same(source, tmp_path / "r") == SameExport(1)
     (source / min(shards & read)).write_bytes(b"other")
     assert same(source, tmp_path / "r") is None
+
+
+def test_static_model_in_subfolder_is_compared(tmp_path: Path) -> None:
+    folder = save_bag(tmp_path / "bag")
+    export(str(folder), "m", tmp_path / "r")
+    assert same(folder, tmp_path / "r") == SameExport(1)
+    (weights,) = folder.glob(f"*/{WEIGHTS}")
+    weights.write_bytes(b"other")
+    assert same(folder, tmp_path / "r") is None

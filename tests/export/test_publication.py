@@ -183,3 +183,9 @@ def test_invalid_artifact_name_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(ExportError, match="--name: got "), draft(tmp_path / "r", name):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_draft_in_repository_path_of_file_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ExportError, match="file/m: Not a directory"), draft(tmp_path / "file", "m"):
+        pass

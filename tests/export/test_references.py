@@ -265,3 +265,11 @@ def test_large_tables_take_no_room(reference_checkpoint: Path, tmp_path: Path) -
     assert sum(file.stat().st_size for file in result.folder.iterdir()) < 200_000
     assert (folder / FILE).stat().st_blocks * 512 < 200_000
     assert [table.rows for table in manifest_of(result).ngram_tables] == [400_000_136, 400_000_408]
+
+
+def test_missing_table_is_rejected(reference_checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(reference_checkpoint, tmp_path / "copy")
+    tensors = load_file(folder / FILE)
+    save_file({name: tensor for name, tensor in tensors.items() if SHARDS not in name}, folder / FILE, {"format": "pt"})
+    with pytest.raises(ExportError, match=r"no tensor layers.0.ple.ple_embedding.ngram_embedding.weight"):
+        export(str(folder), "m", tmp_path, reference=True)

@@ -23,6 +23,7 @@ from preblock.service.artifacts.names import MANIFEST, SOFT_PROMPTS
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
+from tests.families import stems
 from tests.support import commands
 from tests.support.paths import ROOT
 from tests.support.servers import serve
@@ -153,6 +154,12 @@ def test_bad_weights_are_refused(prompt_checkpoint: Path, folder: Path, tmp_path
     weights.rename(folder / "adapter_model.bin")
     assert "only adapter_model.bin, a pickle" in refusal(prompt_checkpoint, root, f"polite={folder}")
     assert refusal(prompt_checkpoint, root, f"polite={tmp_path / 'nowhere'}").endswith("no adapter_config.json")
+
+
+def test_model_without_token_vectors_takes_no_soft_prompt(tmp_path: Path) -> None:
+    stems.save("vit", tmp_path / "vit")
+    with pytest.raises(ExportError, match="the token vectors of this model are unknown"):
+        export(str(tmp_path / "vit"), "vit", tmp_path / "made", soft_prompts=[f"polite={PEFT}"])
 
 
 def test_half_precision_is_widened(prompt_checkpoint: Path, folder: Path, tmp_path: Path) -> None:

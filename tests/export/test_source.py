@@ -23,6 +23,7 @@ from preblock.service.runtime.model import TokenModel
 from tests.families.stems import save
 from tests.support import commands
 from tests.support.engines import ask_engine, open_engine
+from tests.support.permissions import ordinary_user, public_folder
 from tests.support.tokenizers import write_tokenizer
 
 
@@ -127,6 +128,13 @@ def test_token_around_texts_beyond_table_is_rejected(folder: Path) -> None:
     tokenizer.save(str(file))
     with pytest.raises(ExportError, match="ids up to 40"):
         load_source(resolve(str(folder)))
+
+
+def test_unreadable_source_reports_permission_denied() -> None:
+    with public_folder() as place:
+        (place / "private").mkdir(mode=0o700)
+        with ordinary_user(), pytest.raises(ExportError, match=r"inner: permission denied"):
+            load_source(resolve(f"{place}/private/inner"))
 
 
 def test_known_family_is_exported_without_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -159,6 +159,7 @@ WARNINGS: dict[str, tuple[Callable[[], Files], set[str]]] = {
         lambda: files(bert(), "bert", additional_special_tokens=["<new>"]),
         {"additional_special_tokens"},
     ),
+    "extra token": (lambda: files(gpt2(), "gpt2", extra_special_tokens=["<new>"]), {"extra_special_tokens"}),
     "token of the model": (lambda: files(gpt2(), "gpt2", image_token="<new>"), {"image_token"}),
     "token of the map": (
         lambda: files(gpt2(), "gpt2", special_tokens_map__json={"pad_token": "<new>"}),
@@ -237,6 +238,9 @@ UNUSED: dict[str, tuple[Callable[[], Files], set[str]]] = {
 
 GOOD: dict[str, Callable[[], Files]] = {
     "bert": lambda: files(bert(), "bert", "BertTokenizer", do_lower_case=True, clean_up_tokenization_spaces=True),
+    "bert beside a class of its own": lambda: files(
+        bert(), "bert", "BertTokenizer", auto_map={"AutoTokenizer": ["own.Tokenizer", None]}
+    ),
     "bert with decoder": lambda: files(
         bert(), "bert", added_tokens_decoder=decoder_of(bert()), additional_special_tokens=["[MASK]"]
     ),

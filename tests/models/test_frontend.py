@@ -114,6 +114,9 @@ def test_invalid_call_of_front_end_is_rejected() -> None:
         assert found == f"token_type_ids: {got}"
     message = "attention_mask: the front-end 'gpt2' does not use one; pass position_ids"
     assert message in rejection(ValueError, GPT2Embeddings(V, D, M), IDS, attention_mask=torch.ones_like(IDS))
+    message = "token_type_ids is given twice: also in indices"
+    given = {"token_type_ids": SEGMENTS, "indices": {"token_type_ids": SEGMENTS}}
+    assert rejection(ValueError, BertEmbeddings(V, D, M), IDS, **given) == message
     message = "length 5 + offset 8 = 13 exceeds the maximum length 12"
     for build in (BertEmbeddings, GPT2Embeddings):
         assert message in rejection(ValueError, build(V, D, M), IDS, 8)

@@ -12,7 +12,7 @@ from preblock.models.config import MAX_POSITIONS, check_size
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_data import FrontEndData, shapes_of
-from preblock.models.modules.bias import AlibiConfig, T5Config
+from preblock.models.modules.bias import AlibiConfig, RelativeSinusoidConfig, T5Config
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.steps import Positions, Scale, Segments
 from tests.models.front_ends import CONFIGS, NGRAMS, PER_LAYER
@@ -92,6 +92,7 @@ def test_table_that_cannot_be_derived_is_rejected(positions: Positions, width: i
         (T5Config, {"heads": 2, "buckets": 8, "max_distance": 9, "bidirectional": 1}, "bidirectional: got 1, expected"),
         (RotaryConfig, {"dim": 4, "theta": "5"}, "rotary.theta: got '5', expected a number"),
         (RotaryConfig, {"dim": 4, "scaling": {}}, "rotary.scaling: got {}, expected a text"),
+        (RelativeSinusoidConfig, {"width": 3, "clamp_len": None, "bidirectional": True}, "width: got 3, expected an e"),
         (Segments, {"input": 3}, "segments.input: got 3, expected a text"),
         (Segments, {"by": math.nan}, "segments.by: got nan, expected a finite number"),
         (Scale, {"by": 10**400}, f"scale.by: got {10**400}, expected a finite number"),

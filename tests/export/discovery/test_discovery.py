@@ -40,6 +40,7 @@ EXAMPLES = {
     "helium": ["tokens"],
     "inkling_text": ["tokens", "rms_norm"],
     "mra": ["tokens", "segments", "positions", "norm"],  # its table of indices is in the file
+    "ibert": ["tokens", "segments", "positions", "norm"],
     "chinese_clip/text": ["tokens", "segments", "positions", "norm"],
 }
 """Types without a row, one for each way of composing, and the steps of their front-ends."""
@@ -84,31 +85,30 @@ def test_discovered_ids_replaced_by_library_are_unsupported(tmp_path: Path) -> N
 @pytest.mark.parametrize("widen", [True, False])
 def test_padding_row_overwritten_at_load_is_stored_as_loaded(widen: bool, tmp_path: Path) -> None:
     """The library writes through `.data`."""
-    table = "model.embed_tokens.weight"
     frontend = discover(tmp_path, save("youtu", tmp_path, pad_token_id=7), widen=widen).frontend
     padding = frontend.config.padding_idx
     assert padding is not None
-    assert load_file(tmp_path / "model.safetensors")[table][padding].any()
-    loaded = head_class("youtu").from_pretrained(tmp_path).get_parameter(table)
+    assert load_file(tmp_path / "model.safetensors")[TABLE][padding].any()
+    loaded = head_class("youtu").from_pretrained(tmp_path).get_parameter(TABLE)
     assert torch.equal(frontend.tokens.weight, loaded)
 
 
-DAMAGES: list[tuple[Callable[[Tensor], Tensor | None], str]] = [
-    (lambda table: table[:50].clone(), "shape (50, 32), config.json makes it (99, 32)"),
-    (lambda table: table.double(), "is float64, expected float32"),
-    (lambda _: None, "the checkpoint lacks"),
-    (lambda table: torch.full_like(table, torch.nan), "inf ULP"),
+TABLE = "model.embed_tokens.weight"
+DAMAGES: list[tuple[Callable[[Tensor], dict[str, Tensor]], str]] = [
+    (lambda table: {TABLE: table[:50].clone()}, "shape (50, 32), config.json makes it (99, 32)"),
+    (lambda table: {TABLE: table.double()}, "is float64, expected float32"),
+    (lambda _: {}, "the checkpoint lacks"),
+    (lambda table: {TABLE: torch.full_like(table, torch.nan)}, "inf ULP"),
+    (lambda table: {f"module.{TABLE}": table}, f"the files hold module.{TABLE}; remove 'module.'"),
 ]
 
 
 def test_discovery_of_damaged_table_is_rejected(tmp_path: Path) -> None:
     save("helium", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    table = tensors.pop("model.embed_tokens.weight")
+    table = tensors.pop(TABLE)
     for damage, message in DAMAGES:
-        damaged = damage(table)
-        named = {} if damaged is None else {"model.embed_tokens.weight": damaged}
-        save_file(tensors | named, tmp_path / "model.safetensors")
+        save_file(tensors | damage(table), tmp_path / "model.safetensors")
         assert message in rejection(ExportError, export, str(tmp_path), "m", tmp_path / "repository")
 
 
@@ -126,6 +126,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"model_type": "longcat_flash", "ngram_vocab_size_ratio": 78},
         f"'longcat_flash' with ngram_vocab_size_ratio 78 {NGRAMS}",
     ),
+    ("canine", {}, r"'canine' is not supported: its vectors depend on hashes of characters \("),
     ("bark", {}, "it is three models, one for each stage of sound"),
     ("speecht5/decoder", {}, "its parts take text and sound alike, as input_values"),
     ("musicgen/decoder", {}, "it takes several channels of audio codes"),
@@ -202,6 +203,7 @@ def test_artifact_records_transformers_version_of_discovery(tmp_path: Path) -> N
     assert discovery.allowed_ulp == 8.0
     assert {"from_id": 0, "to_id": 98} in [case.arguments for case in discovery.cases]
     assert verify(exported.folder).discovery == discovery
+    assert export(str(tmp_path / "checkpoint"), "small", tmp_path, dtype="int8").parity.discovery is not None
 
 
 @pytest.mark.parametrize(("installed", "expected"), [(True, "False"), (False, "install preblock[discover]")])
@@ -237,5 +239,5 @@ def test_discovery_needs_only_shard_of_token_table(tmp_path: Path) -> None:
     for file in set(files.values()):
         (tmp_path / file).unlink()  # the files need not be there yet
     needed = files_discovered(tmp_path, document)
-    assert needed == [files["model.embed_tokens.weight"]]
+    assert needed == [files[TABLE]]
     assert len(set(files.values())) > 2

@@ -11,14 +11,16 @@ import torch
 from transformers import BertModel, GPT2Config, GPT2Model
 
 import preblock
+from preblock.export.errors import ExportError
 from preblock.export.exporter import ExportResult, export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.steps import Norm, Project, Tokens
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.manifest import Manifest, Resized, Source
 from preblock.service.runtime.session import Session
+from tests.models.rejections import rejection
 
 
 def test_manifest_describes_inputs_and_outputs(tiny_export: ExportResult) -> None:
@@ -116,4 +118,17 @@ def test_equal_weights_are_all_stored(tmp_path: Path) -> None:
         torch.nn.init.zeros_(frontend.get_parameter(name))
     frontend.get_parameter("project2.weight").data = frontend.get_parameter("project.weight").data.clone()
     exported = export_loaded(LoadedSource(frontend.data(), Source(kind="module")), "m", tmp_path)
+    assert verify(exported.folder) == exported.parity
+
+
+def test_resized_max_len_is_recorded_in_manifest(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    for options, message in (
+        ({"max_len": 40}, "resize: got nothing, expected truncate"),
+        ({"max_len": 40, "resizing": "truncate"}, "length: got 40, expected 1 to 20"),
+    ):
+        assert message in rejection(ExportError, export, str(tiny_checkpoint), "m", tmp_path, **options)
+    exported = export(str(tiny_checkpoint), "m", tmp_path, max_len=26, resizing="interpolate")
+    assert isinstance(exported.manifest, Manifest)
+    assert exported.manifest.max_len == 26
+    assert exported.manifest.resized == Resized(from_max_len=20, method="interpolate")
     assert verify(exported.folder) == exported.parity

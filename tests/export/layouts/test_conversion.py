@@ -193,6 +193,11 @@ def test_convert_does_not_overwrite_existing_files(tmp_path: Path) -> None:
     assert (out / "onnx/embed_tokens.onnx").read_bytes() == before
     assert (out / "onnx/decoder_model_merged.onnx").read_text() == "theirs"
     assert [entry.name for entry in out.iterdir()] == ["onnx"]
+    (tmp_path / "file/onnx").parent.mkdir()
+    (tmp_path / "file/onnx").touch()
+    with pytest.raises(ExportError, match=r"file/onnx: File exists$"):
+        convert(folder, "transformers.js", tmp_path / "file")
+    assert [entry.name for entry in (tmp_path / "file").iterdir()] == ["onnx"]
 
 
 def test_convert_of_stem_is_rejected(tmp_path: Path) -> None:
@@ -215,3 +220,8 @@ def test_convert_of_lookup_with_mask_is_rejected(tmp_path: Path, positions: str,
         with pytest.raises(ExportError, match=f"esm: inputs_embeds depends on {inputs}; expected input_ids alone"):
             convert(folder, layout, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_edgellm_layout_without_rotary_has_only_table(tmp_path: Path) -> None:
+    folder = copy_artifact("gpt", tmp_path)
+    assert [file.name for file in convert(folder, "edgellm", tmp_path / "out")] == ["embedding.safetensors"]

@@ -63,6 +63,12 @@ def test_unigram_unknown_id_is_ignored_id(tmp_path: Path) -> None:
     assert read(tmp_path).ignored_ids == (2,)
 
 
+def test_model2vec_config_without_keys_uses_defaults(tmp_path: Path) -> None:
+    assert read(save_plain(tmp_path, config={})).frontend.config.family == "model2vec"
+    (tmp_path / "config.json").write_text('{"model_type": "model2vec"}')
+    assert read(tmp_path).frontend.config.max_len == StaticModel.from_pretrained(tmp_path).max_length == 512
+
+
 def test_find_static_in_other_folder_returns_none(tmp_path: Path) -> None:
     assert find_static(tmp_path) is None
     modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]

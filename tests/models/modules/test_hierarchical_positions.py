@@ -19,6 +19,7 @@ def test_levels_match_sum_of_torch_embeddings(levels: dict[str, int], batch: int
     ids = torch.stack([torch.randint(rows, (batch, 7)) for rows in levels.values()], dim=-1)
     oracles = [nn.Embedding(rows, D, _weight=module.tables[level]) for level, rows in levels.items()]
     expected = x + sum(oracle(ids[..., level]) for level, oracle in enumerate(oracles))
+    assert module(x[:, :0], ids[:, :0]).shape == (2, 0, D)
     torch.testing.assert_close(module(x, ids), expected, rtol=0, atol=1e-6)
 
 

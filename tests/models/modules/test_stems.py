@@ -205,3 +205,9 @@ def test_stem_input_with_wrong_shape_is_rejected() -> None:
         ("audio", (1, 4, 11), "input_features: got shape"),
     ):
         assert message in rejection(ValueError, STEM_OF[kind], torch.zeros(shape)), shape
+
+
+def test_square_size_as_pair_is_read(tmp_path: Path) -> None:
+    folder, values = save("vit", tmp_path), sample("vit")
+    change(folder, image_size=[30, 30], patch_size=[8, 8])
+    assert torch.equal(found(folder, "vit", values), entering_block_0("vit", values))
