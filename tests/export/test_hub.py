@@ -15,16 +15,9 @@ import pytest
 from transformers import BertModel
 
 from preblock.export.exporter import export
-from preblock.export.verification import verify
 from preblock.service.artifacts.io import read
 from preblock.service.artifacts.manifest import Manifest, Source
-from preblock.service.artifacts.names import DATA, GRAPH
-from preblock.service.core.errors import ArtifactError
-from preblock.service.runtime.model import TokenModel
-from preblock.service.runtime.providers import CPU
-from preblock.service.runtime.repository import Repository, changed_in_place, fingerprint
 from tests.support import commands
-from tests.support.artifacts import copy_artifact
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORY = "owner/some-model"
@@ -232,28 +225,3 @@ def test_served_hub_repository_is_exported_once(hub: Hub, tmp_path: Path) -> Non
         assert warning.startswith(told)
     assert f"hf:{REPOSITORY}@v2.0: " in serve(hub, tmp_path, "@v2.0")[-1]  # an unknown commit
     assert [folder.name for folder in (tmp_path / "r" / "m").iterdir()] == ["1"]
-
-
-def test_artifact_in_hub_cache_loads_until_a_link_leaves(hub: Hub, tmp_path: Path) -> None:
-    hub.folder = copy_artifact("gpt", tmp_path / "source")
-    done = run(hub, tmp_path / "home", commands.download, REPOSITORY)
-    snapshot = Path(done.stdout.strip())
-    assert all(file.is_symlink() for file in snapshot.iterdir()), done.stderr
-    version = tmp_path / "models/gpt/1"
-    version.parent.mkdir(parents=True)
-    version.symlink_to(snapshot)
-    model = Repository(tmp_path / "models", CPU, 1).get("gpt")
-    assert isinstance(model, TokenModel)
-    assert model.position_rows is not None
-    verify(version)
-
-    before, blob = fingerprint(version), (version / DATA).resolve()
-    blob.write_bytes(blob.read_bytes())
-    assert changed_in_place(before, fingerprint(version))
-    (version / GRAPH).unlink()
-    (version / GRAPH).symlink_to(hub.folder / GRAPH)
-    with pytest.raises(ArtifactError) as error:
-        Repository(tmp_path / "models", CPU, 1)
-    assert error.value.field == "gpt/1/model.onnx"
-    assert error.value.got.startswith("a link to /")
-    assert str(error.value).endswith(f"{hub.folder / GRAPH}, expected {error.value.expected}")

@@ -240,33 +240,6 @@ def test_hash_of_a_hub_is_recorded_and_verified(reference_checkpoint: Path, tmp_
         verify(result.folder, reference_roots=[cache])
 
 
-def test_large_tables_take_no_room(reference_checkpoint: Path, tmp_path: Path) -> None:
-    """The tables of 205 GB, more than most memories, are holes in a sparse file."""
-    rows = {"ngram_vocab_size_base": 100_000_000, "ple_embed_dim": 256, "split_ngram_parts": 1}
-    folder = tmp_path / "large"
-    folder.mkdir()
-    config = json.loads((reference_checkpoint / "config.json").read_text()) | rows
-    (folder / "config.json").write_text(json.dumps(config))
-    tokens = load_file(reference_checkpoint / FILE)["model.embed_tokens.weight"]
-    header: dict[str, Any] = {}
-    end = 0
-    for name, count, width in (
-        ("model.embed_tokens", *tokens.shape),
-        ("model.layers.0.ple.ple_embedding.ngram_embedding", 400_000_136, 64),
-        ("model.layers.1.ple.ple_embedding.ngram_embedding", 400_000_408, 64),
-    ):
-        begin, end = end, end + 4 * count * width
-        header[f"{name}.weight"] = {"dtype": "F32", "shape": [count, width], "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    with (folder / FILE).open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text + tokens.numpy().tobytes())
-        stream.truncate(8 + len(text) + end)
-    result = export(str(folder), "m", tmp_path, reference=True)
-    assert sum(file.stat().st_size for file in result.folder.iterdir()) < 200_000
-    assert (folder / FILE).stat().st_blocks * 512 < 200_000
-    assert [table.rows for table in manifest_of(result).ngram_tables] == [400_000_136, 400_000_408]
-
-
 def test_missing_table_is_rejected(reference_checkpoint: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(reference_checkpoint, tmp_path / "copy")
     tensors = load_file(folder / FILE)

@@ -1,12 +1,10 @@
 """Rotary positions: offsets and rotation. The angles are compared with transformers in test_rotary_families.py."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
-import pytest
 import torch
 from transformers.models.gpt_neox import modeling_gpt_neox
-from transformers.models.gptj import modeling_gptj
 
 from preblock.models.modules.rotary_config import SCALINGS
 from preblock.models.modules.rotary_embedding import RotaryEmbedding, rotate
@@ -42,27 +40,19 @@ def test_invalid_rotary_position_is_rejected() -> None:
         assert rejection(ValueError, module, IDS, position_ids=ids) == "position: got 6000, expected 0 to 4999"
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_rotate_turns_first_columns_of_head(layout: Literal["half", "interleaved"]) -> None:
-    """The library's functions of whole heads are in `test_rotary_outputs.py`."""
+def test_rotate_turns_first_columns_of_head() -> None:
+    """The library's functions of whole heads, in each layout, are in `test_rotary_outputs.py`."""
     torch.manual_seed(0)
+    library: Any = modeling_gpt_neox
     query, key = torch.randn(2, 4, 5, 48, requires_grad=True), torch.randn(2, 2, 5, 48)
     for offset in (torch.tensor([100]), torch.tensor([0, 100])):
         cos, sin = RotaryEmbedding(CONFIGS["default"])(IDS, offset=offset)
-        found = rotate(query, cos, sin, layout), rotate(key, cos, sin, layout)
-        if layout == "half":
-            library: Any = modeling_gpt_neox
-            expected = library.apply_rotary_pos_emb(query, key, cos, sin)
-        else:
-            parts = (part[..., :32].transpose(1, 2) for part in (query, key))
-            turned = [modeling_gptj.apply_rotary_pos_emb(part, sin[..., :16], cos[..., :16]) for part in parts]
-            rests = (query[..., 32:], key[..., 32:])
-            expected = [torch.cat((a.transpose(1, 2), b), dim=-1) for a, b in zip(turned, rests, strict=True)]
-        assert_equal(found, tuple(expected))
+        found = rotate(query, cos, sin), rotate(key, cos, sin)
+        assert_equal(found, library.apply_rotary_pos_emb(query, key, cos, sin))
     weights = torch.randn(2, 4, 5, 48)
     (found[0] * weights).sum().backward()  # type: ignore[no-untyped-call]
     assert query.grad is not None
-    torch.testing.assert_close(query.grad, rotate(weights, cos, -sin, layout))
+    torch.testing.assert_close(query.grad, rotate(weights, cos, -sin))
     assert rotate(query.to(torch.bfloat16), cos.to(torch.bfloat16), sin.to(torch.bfloat16)).dtype == torch.bfloat16
 
 
