@@ -1,5 +1,7 @@
-"""Graphs written from steps: as files, and in onnxruntime against the PyTorch modules."""
+"""Graphs and references of front-ends: every kind of step and output, against the PyTorch modules."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,28 +12,45 @@ import pytest
 import torch
 
 from preblock.export.description import describe_artifact
+from preblock.export.exporter import ExportResult, export_loaded
 from preblock.export.external_data import map_weights
 from preblock.export.outputs import write_graphs
+from preblock.export.parity import ROTARY_ULP, allowed_ulp, difference, per_layer_ulp
 from preblock.export.quantization import compare_tables
+from preblock.export.reference import NumpyReference
 from preblock.export.source import LoadedSource
 from preblock.export.stored_tables import read_data
-from preblock.export.table_formats import FORMATS, TableFormat
+from preblock.export.table_formats import FORMATS, TableFormat, find_format
 from preblock.export.torch_reference import TorchReference
-from preblock.export.verification import prove_artifact
+from preblock.export.verification import prove_artifact, verify
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_data import shapes_of
 from preblock.models.steps import (
     Positions,
+    Scale,
+    Tokens,
 )
 from preblock.service.artifacts.graphs import count_parameters
 from preblock.service.artifacts.io import write
 from preblock.service.artifacts.manifest import Manifest, Source
-from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, NGRAM_ROWS_GRAPH
+from preblock.service.artifacts.names import (
+    DATA,
+    GRAPH,
+    MANIFEST,
+    NGRAM_ROWS_GRAPH,
+    TOKEN_EMBEDDINGS,
+    UNSCALED,
+    UNSCALED_GRAPH,
+)
 from preblock.service.artifacts.onnx_check import check_graphs, check_ngram_tables
 from preblock.service.artifacts.parity import ParityReport
+from preblock.service.core.types import Int64
 from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.session import Session
 from tests.clients.client_matrix import check_standard
-from tests.models.front_ends import CONFIGS, M
+from tests.models.front_ends import CONFIGS, NGRAMS, PADDING, PER_LAYER, ROTARY, M, V, config_of
+from tests.support.artifacts import STORED
 from tests.support.weights import seeded_
 
 KERNELS = {"learned", "first", "exact rows", "grid"}
@@ -145,3 +164,154 @@ def test_ngram_rows_graph_takes_empty_batches_and_rows(tmp_path: Path) -> None:
     for shape in ((0, 3), (2, 0)):
         (found,) = session.run(None, {"ngram_row_ids": np.zeros((*shape, 2, 4), np.int64)})
         assert found.shape == (*shape, 2, 128)
+
+
+IDS = np.arange(11).reshape(1, 11)
+
+
+def frontend_of(lookup: int = 2, by: float = 3.0) -> FrontEnd:
+    torch.manual_seed(0)
+    steps = Tokens(rows=11, width=4), Scale(by=by), Positions(rows=20)
+    return FrontEnd(FrontEndConfig(family="scaled", steps=steps, max_len=20, lookup=lookup, consumer_scales=False))
+
+
+def exported(tmp_path: Path, dtype: str = "float32", lookup: int = 2, by: float = 3.0) -> ExportResult:
+    loaded = LoadedSource(frontend_of(lookup, by).data(), Source(kind="module"))
+    return export_loaded(loaded, "m", tmp_path, format_=find_format(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_unscaled_output_matches_table_rows(dtype: str, tmp_path: Path) -> None:
+    result = exported(tmp_path, dtype)
+    assert isinstance(result.manifest, Manifest)
+    lookup = result.manifest.token_embeddings
+    assert lookup is not None
+    assert (lookup.embedding_scale, lookup.scaled, lookup.output) == (3.0, True, TOKEN_EMBEDDINGS)
+    rows = frontend_of().tokens.weight.detach().to(getattr(torch, dtype)).to(torch.float32).numpy()
+    found = Session(result.folder, graph=UNSCALED_GRAPH).run({"input_ids": IDS})[UNSCALED]
+    assert found[0].tobytes() == rows.tobytes()
+    parity = result.parity.providers["CPUExecutionProvider"].outputs[UNSCALED]
+    assert (parity.allowed_ulp, parity.max_abs) == (0, 0)
+    assert verify(result.folder).providers["CPUExecutionProvider"].outputs[UNSCALED].max_abs == 0
+
+
+@pytest.mark.parametrize(("lookup", "by"), [(1, 3.0), (2, 1.0), (3, 1.0)])
+def test_lookup_without_embedding_scale_has_no_unscaled_output(lookup: int, by: float, tmp_path: Path) -> None:
+    result = exported(tmp_path, lookup=lookup, by=by)
+    assert isinstance(result.manifest, Manifest)
+    assert UNSCALED_GRAPH not in result.manifest.graphs
+    assert result.manifest.token_embeddings is not None
+    assert not result.manifest.token_embeddings.scaled
+    assert result.manifest.token_embeddings.embedding_scale == by
+
+
+def references_of(config: FrontEndConfig) -> tuple[NumpyReference, TorchReference]:
+    """Return both references of a front-end with values of every size."""
+    frontend = FrontEnd(config)
+    seeded_(frontend, 0)
+    data = frontend.data()
+    assert {name: values.shape for name, values in data.tensors.items()} == shapes_of(config)
+    return NumpyReference(data), TorchReference.of(data)
+
+
+def calls(config: FrontEndConfig) -> list[dict[str, Int64]]:
+    """Return inputs of the graph: every id, both ends of the positions, padding, offsets of each row, and no tokens."""
+    random, last = np.random.default_rng(1), (config.max_len or M) - M
+    ids = np.concatenate((np.arange(V), np.full(3 * M - V % M, PADDING))).reshape(-1, M)
+    found = []
+    for part, offset in (
+        (ids, [0]),
+        (ids, [last]),
+        (ids[:4, -2:], [0, last, M // 2, 1]),
+        (ids[:, :1], [(config.max_len or M) - 1]),
+        (ids[:0], [0]),
+        (ids[:2, :0], [0, 1]),
+    ):
+        feeds = {"input_ids": part, "offset": np.array(offset)}
+        feeds |= {name: random.integers(0, count, part.shape) for name, count in config.indices.items()}
+        if config.needs_mask:
+            row, place = np.ogrid[: len(part), : part.shape[1]]
+            feeds["attention_mask"] = ((place >= row) & (place < M - row)).astype(np.int64)
+        found.append(feeds)
+    return found
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_references_give_same_vectors(name: str) -> None:
+    config = CONFIGS[name]
+    ours, module = references_of(config)
+    allowed = allowed_ulp(ours)
+    assert allowed == allowed_ulp(module)
+    assert (allowed == 0) == config.exact
+    for feeds in calls(config):
+        needed = {name: values for name, values in feeds.items() if name in ("input_ids", "offset", *config.needed)}
+        for given in (feeds, needed):
+            found, expected = (one.vectors(given) for one in (ours, module))
+            assert (found.shape, found.dtype.name) == (expected.shape, "float32")
+            assert not found.size or difference(found, expected)[1] <= allowed, feeds
+        for scaled in (True, False):
+            found, expected = (one.look_up(feeds["input_ids"], scaled) for one in (ours, module))
+            assert np.array_equal(found, expected)
+
+
+def test_references_give_same_further_outputs() -> None:
+    config = config_of(Scale(by=3.3), rotary=ROTARY, per_layer=PER_LAYER, ngrams=NGRAMS, lookup=2)
+    ours, module = references_of(config)
+    for feeds in calls(config):
+        ids, offset = feeds["input_ids"], feeds["offset"]
+        context = np.random.default_rng(2).integers(0, 5, (len(ids), NGRAMS.history))  # many ends of sequences
+        outputs = [
+            reference.rotary_outputs(ids, offset)
+            | reference.per_layer_outputs(ids)
+            | reference.ngram_outputs(ids, context)
+            for reference in (ours, module)
+        ]
+        assert list(outputs[0]) == list(outputs[1])
+        assert {*config.signature.rotary, "per_layer_inputs", "ngram_row_ids"} <= {*outputs[0]}
+        for name, found in outputs[0].items():
+            expected = outputs[1][name]
+            assert (found.shape, found.dtype) == (expected.shape, expected.dtype), name
+            if name.startswith("rotary"):
+                assert np.abs(found - expected).max(initial=0) <= ROTARY_ULP * 2.0**-23 * 1.35, name
+            elif name == "per_layer_inputs":
+                assert not found.size or difference(found, expected)[1] <= per_layer_ulp(ours)
+            else:
+                assert np.array_equal(found, expected), name
+
+
+def test_narrow_weights_are_widened_at_lookup() -> None:
+    config = config_of(Positions(rows=M))
+    data = FrontEnd(config).data()
+    for dtype in (np.float16, "bfloat16"):
+        narrow = replace(data, tensors={name: values.astype(dtype) for name, values in data.tensors.items()})
+        wide = replace(data, tensors={name: values.astype(np.float32) for name, values in narrow.tensors.items()})
+        for feeds in calls(config):
+            expected = TorchReference.of(wide).vectors(feeds)
+            for reference in (NumpyReference(narrow), TorchReference.of(narrow)):
+                assert np.array_equal(reference.vectors(feeds), expected)
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+from pathlib import Path
+from preblock.export.stored_tables import read_data
+from preblock.export.verification import prove_artifact, reference_of
+from preblock.models.config import FrontEndConfig
+from preblock.service.artifacts.io import read_manifest
+for folder in map(Path, sys.argv[1:]):
+    reference = reference_of(*read_data(folder, FrontEndConfig.from_document(read_manifest(folder).front_end)))
+    parity = prove_artifact(reference, folder, "CPUExecutionProvider", lambda _: None)
+    print(parity.reference.split()[0], *sorted(parity.outputs))
+"""
+
+
+def test_artifacts_are_proven_without_torch() -> None:
+    folders = [STORED / name for name in ("gemma", "bert", "t5")]
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *folders], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "numpy embeddings rotary_cos rotary_sin unscaled_token_embeddings",
+        "numpy embeddings token_embeddings",
+        "numpy bias embeddings",
+    ]

@@ -1,7 +1,9 @@
-"""A user's own module, exported by one call, proven and served like any other."""
+"""A user's own modules: exported by one call, proven and served like any other, or rejected."""
 
 import asyncio
+import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,14 @@ from preblock.export.errors import ExportError, UnrepeatableError
 from preblock.export.exporter import ExportResult
 from preblock.export.verification import verify
 from preblock.models import BertEmbeddings
-from preblock.models.custom_frontend import CustomFrontEnd
+from preblock.models.custom_frontend import COMPARED_IDS, CustomFrontEnd
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.auth import SERVICE
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import Session
 from tests.clients.client_matrix import check_standard
 from tests.models.rejections import rejection
 from tests.support.engines import ask_engine, open_engine
@@ -228,3 +231,145 @@ def test_export_keeps_training_modes_and_prints_folder(tmp_path: Path) -> None:
     exported = export_module(module, "mine", tmp_path, vocab_size=V, max_len=M)
     assert (module.training, module.tokens.training, module.places.training) == (True, True, False)
     assert str(exported) == f"ExportResult(folder={exported.folder!r}, warnings=())"
+
+
+Places = Callable[[Tensor, Tensor], Tensor]
+
+
+class Reshaped(nn.Module):
+    """The sum of tokens and of `places`, a function of positions (1 or B, L) and a table (M, D)."""
+
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.table, self.places = nn.Embedding(V, D), nn.Embedding(M, D), places
+
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        positions = offset[:, None] + torch.arange(input_ids.shape[1])
+        vectors: Tensor = self.tokens(input_ids) + self.places(positions, self.table.weight)
+        return vectors
+
+
+def angles(positions: Tensor) -> Tensor:
+    return positions.float().unsqueeze(-1) * torch.exp(torch.arange(0, D, 2) * (-math.log(10000) / D))
+
+
+def stack_and_flatten(positions: Tensor, _: Tensor) -> Tensor:
+    return torch.stack((angles(positions).sin(), angles(positions).cos()), -1).flatten(-2)
+
+
+def assign_slices(positions: Tensor, _: Tensor) -> Tensor:
+    found = torch.zeros(*positions.shape, D)
+    found[..., 0::2], found[..., 1::2] = angles(positions).sin(), angles(positions).cos()
+    return found
+
+
+def look_up_flat(positions: Tensor, table: Tensor) -> Tensor:
+    return nn.functional.embedding(positions.reshape(-1), table).view(*positions.shape, -1)
+
+
+@pytest.mark.parametrize("places", [stack_and_flatten, assign_slices, look_up_flat])
+def test_reshaped_positions_take_offset_for_each_row(places: Places, tmp_path: Path) -> None:
+    module = Reshaped(places).eval()
+    exported = export_module(module, "reshaped", tmp_path, vocab_size=V, max_len=LONG)
+    session, ids = Session(exported.folder), np.array([[1, 2, 3], [4, 5, 6], [0, 7, V - 1]])
+    for offset in ([0, LONG - 3, 9], [4]):
+        found = session.run({"input_ids": ids, "offset": np.array(offset)})["embeddings"]
+        with torch.inference_mode():
+            expected = module(torch.from_numpy(ids), torch.tensor(offset)).numpy()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_graph_that_onnx_rejects_is_not_published(tmp_path: Path) -> None:
+    class Mixed(Reshaped):
+        def __init__(self) -> None:
+            super().__init__(look_up_flat)
+            self.norm = nn.LayerNorm(D)
+
+        def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                vectors: Tensor = self.norm(super().forward(input_ids, offset).bfloat16()).float()
+            return vectors
+
+    with pytest.raises(ExportError, match=r"^model\.onnx: ONNX rejects the graph: "):
+        export_module(Mixed(), "mixed", tmp_path, vocab_size=V, max_len=LONG)
+    assert list(tmp_path.iterdir()) == []
+
+
+Further = Callable[[nn.Embedding, Tensor, Tensor], Tensor]
+
+
+class Summed(nn.Embedding):
+    """Token vectors and further ones: a function of the module, of ids and of offsets."""
+
+    def __init__(self, further: Further, vocab_size: int = 7) -> None:
+        super().__init__(vocab_size, 4)
+        self.further = further
+
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(input_ids) + self.further(self, input_ids, offset)
+
+    def vectors(self, input_ids: Tensor) -> Tensor:
+        return super().forward(input_ids)
+
+
+def places(ids: Tensor) -> Tensor:
+    return torch.arange(ids.shape[1])
+
+
+MIXED = r"got a vector at position \d+ of a row of 20 tokens that"
+MIXING: list[tuple[str, Further, int, str]] = [
+    ("eight before", lambda module, ids, _: nn.functional.pad(module.vectors(ids), (0, 0, 8, 0))[:, :-8], 20, MIXED),
+    (
+        "first token, from place 80 on",
+        lambda module, ids, _: (places(ids) >= 80).reshape(1, -1, 1) * module.vectors(ids)[:, :1],
+        100,
+        r"got a vector at position (8|9)\d of a row of 100 tokens that differs by",
+    ),
+    ("number of the row", lambda _, ids, __: torch.arange(len(ids)).reshape(-1, 1, 1), 20, MIXED),
+    ("mean of all rows", lambda module, ids, _: module.vectors(ids).mean(0, keepdim=True) / -2, 20, MIXED),
+    ("no offset", lambda _, ids, __: places(ids).reshape(-1, 1), 20, "position; does forward add its second argument"),
+    (
+        "dropout",
+        lambda module, ids, _: nn.functional.dropout(module.vectors(ids), 0.1),
+        20,
+        "got other vectors in a second call .*; is there dropout",
+    ),
+    (
+        "offset of the first row",
+        lambda _, ids, offset: (offset[0] + places(ids)).unsqueeze(-1),
+        20,
+        "got vectors that .*, expected each row at its own offset",
+    ),
+    (
+        "one number",
+        lambda _, ids, offset: (offset.item() + places(ids)).unsqueeze(-1),
+        20,
+        "the module fails for 40 rows, each at its own offset: RuntimeError: .*; annotate the second",
+    ),
+    (
+        "flat offsets",
+        lambda _, ids, offset: (offset + places(ids)).unsqueeze(-1),
+        20,
+        r"got .* for ids \(40, 1\) and offsets \(40,\), expected",
+    ),
+]
+
+
+def test_module_that_mixes_tokens_or_rows_is_rejected() -> None:
+    for name, further, max_len, message in MIXING:
+        found = rejection(ValueError, CustomFrontEnd, Summed(further).eval(), vocab_size=7, max_len=max_len)
+        assert re.search(f"^module: .*{message}", found), name
+
+
+def test_module_with_padding_at_any_id_is_rejected() -> None:
+    def count_real(_: nn.Embedding, ids: Tensor, offset: Tensor) -> Tensor:
+        return (offset.unsqueeze(1) + ids.ne(padding).cumsum(1)).unsqueeze(-1)
+
+    for vocab_size, max_len in ((500, 2), (500, 1000), (2 * COMPARED_IDS, 40)):
+        module = Summed(count_real, vocab_size).eval()
+        for padding in (0, 39, 499, vocab_size - 1):
+            found = rejection(ValueError, CustomFrontEnd, module, vocab_size, max_len)
+            assert re.search(r"^module: got a vector at position \d+ of a row of", found), padding
+        padding = -1
+        CustomFrontEnd(module, vocab_size, max_len)

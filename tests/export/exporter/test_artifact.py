@@ -1,4 +1,4 @@
-"""Whole exports: the content of an artifact, and vectors equal to those of transformers."""
+"""Whole exports: the content of an artifact, vectors equal to those of transformers, and exports that fail."""
 
 import hashlib
 import json
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
+import pytest
 import torch
 from transformers import BertModel, GPT2Config, GPT2Model
 
@@ -16,11 +18,16 @@ from preblock.export.exporter import ExportResult, export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
+from preblock.models.embeddings import BertEmbeddings
 from preblock.models.frontend import FrontEnd
+from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.models.steps import Norm, Project, Tokens
 from preblock.service.artifacts.manifest import Manifest, Resized, Source
 from preblock.service.runtime.session import Session
+from tests.families.bias_models import save
 from tests.models.rejections import rejection
+from tests.support import commands
+from tests.support.shared import Shared
 
 
 def test_manifest_describes_inputs_and_outputs(tiny_export: ExportResult) -> None:
@@ -132,3 +139,69 @@ def test_resized_max_len_is_recorded_in_manifest(tiny_checkpoint: Path, tmp_path
     assert exported.manifest.max_len == 26
     assert exported.manifest.resized == Resized(from_max_len=20, method="interpolate")
     assert verify(exported.folder) == exported.parity
+
+
+@pytest.mark.parametrize(
+    ("weight", "value", "place", "dtype"),
+    [
+        ("tokens.weight", float("inf"), "row", "float32"),
+        ("norm.bias", float("nan"), "element", "float32"),
+        ("norm.bias", float("nan"), "element", "int8"),
+    ],
+)
+def test_weight_that_is_not_finite_is_named(weight: str, value: float, place: str, dtype: str, tmp_path: Path) -> None:
+    frontend = BertEmbeddings(7, 4, 6)
+    with torch.no_grad():
+        frontend.get_parameter(weight)[3] = value
+    frontend.save_frontend(tmp_path / "trained")
+    with pytest.raises(
+        ExportError, match=rf"differ.*; {weight}: got NaN or infinity in {place} 3, expected finite numbers$"
+    ):
+        export(str(tmp_path / "trained"), "m", tmp_path / "models", dtype=dtype)
+    assert not (tmp_path / "models" / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("room", "dtype"),
+    [(2**8, "float32"), (2**26 + 1, "float32"), (2**20, "int8")],  # for the graph, for parts of the tables
+)
+def test_export_on_full_disk_fails_and_leaves_no_files(
+    large_checkpoint: Path, tmp_path: Path, room: int, dtype: str
+) -> None:
+    arguments = ("export", large_checkpoint, "--name", "m", "--repository", tmp_path, "--dtype", dtype)
+    done = commands.run(commands.preblock, *arguments, room=room)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"preblock: {tmp_path}: File too large"
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_checkpoint: Path, shared: Shared) -> list[ExportResult]:
+    """A BERT with segments and a T5 with a bias."""
+
+    def fill(root: Path) -> list[ExportResult]:
+        save("t5/decoder", root / "t5")
+        return [export(str(tiny_checkpoint), "bert", root), export(str(root / "t5"), "t5", root, side="decoder")]
+
+    return shared.build("described", fill)
+
+
+def test_onnxruntime_metadata_holds_limits(exported: list[ExportResult]) -> None:
+    bert, t5 = (onnxruntime.InferenceSession(artifact.folder / "model.onnx").get_modelmeta() for artifact in exported)
+    assert bert.custom_metadata_map == {
+        "preblock.family": "bert",
+        "preblock.vocab_size": "40",
+        "preblock.max_len": "20",
+        "preblock.indices.token_type_ids": "2",
+    }
+    assert t5.custom_metadata_map == {"preblock.family": "t5/decoder", "preblock.vocab_size": "50"}
+    assert (bert.producer_name, bert.graph_name) == ("preblock", "model")
+
+
+def test_onnxruntime_metadata_of_stem_holds_sizes(tmp_path: Path) -> None:
+    stem = PatchStem(PatchConfig(family="vit", width=4, channels=1, image_size=8, patch_size=4))
+    torch.nn.init.zeros_(stem.positions)
+    artifact = export_loaded(LoadedSource(stem, Source(kind="module")), "vit", tmp_path)
+    found = onnxruntime.InferenceSession(artifact.folder / "model.onnx").get_modelmeta().custom_metadata_map
+    assert found == {"preblock.family": "vit", "preblock.image_size": "8", "preblock.patch_size": "4"}

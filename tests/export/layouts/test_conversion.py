@@ -1,7 +1,9 @@
-"""Layouts of other engines: bits of transformers, names and shapes; and wrong requests."""
+"""Layouts of other engines: bits of transformers, names and shapes; wrong requests; interrupted conversions."""
 
 import json
+import signal
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -9,13 +11,17 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from transformers import AutoModel, EsmConfig, EsmModel, Gemma3TextModel, LlamaModel
 
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
+from preblock.export.layouts import conversion
 from preblock.export.layouts.conversion import LAYOUTS, convert
-from tests.families.library_models import save
+from preblock.export.publication import DRAFT
+from tests.export.interruption import end_at, interrupt_at
+from tests.families.library_models import TransformersModel, save
 from tests.families.published_models import PUBLISHED
 from tests.support.artifacts import copy_artifact
 from tests.support.shared import Shared
@@ -225,3 +231,99 @@ def test_convert_of_lookup_with_mask_is_rejected(tmp_path: Path, positions: str,
 def test_edgellm_layout_without_rotary_has_only_table(tmp_path: Path) -> None:
     folder = copy_artifact("gpt", tmp_path)
     assert [file.name for file in convert(folder, "edgellm", tmp_path / "out")] == ["embedding.safetensors"]
+
+
+LAYER_IDS = np.array([[3, 89, 90, 40], [80, 85, 12, 0]])
+"""For Gemma 4 these hold an image token and an audio token, 80 and 85; the table of layers of Gemma 3n has 90 rows."""
+VOCABULARY = 99
+LAYERS = {"gemma3n_text": (3, 16), "gemma3n/text": (3, 16), "gemma4/text": (2, 256)}
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def layered(request: pytest.FixtureRequest, shared: Shared) -> tuple[str, Path, Any]:
+    """A name, an artifact, and the text layered of transformers."""
+    name: str = request.param
+
+    def fill(root: Path) -> None:
+        save(name, root / "source")
+        export(str(root / "source"), "m", root, side=name.partition("/")[2] or None)
+
+    root = shared.make(f"layered {name}", fill)
+    folder = root / "m/1"
+    whole = TransformersModel.load(name, root / "source").whole
+    return name, folder, whole.language_model if "/" in name else whole
+
+
+def expected_layers(name: str, text: Any, ids: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the vectors, and the inputs of layers with padding in place of images and audio, as Gemma4Model has."""
+    given = torch.from_numpy(ids)
+    padded = torch.where((given == 80) | (given == 85), 0, given) if name == "gemma4/text" else given
+    with torch.inference_mode():
+        return text.embed_tokens(given).numpy(), text.get_per_layer_inputs(padded).numpy()
+
+
+def test_transformers_js_graph_has_inputs_of_layers(layered: tuple[str, Path, Any], tmp_path: Path) -> None:
+    name, folder, text = layered
+    convert(folder, "transformers.js", tmp_path)
+    session = onnxruntime.InferenceSession(tmp_path / "onnx/embed_tokens.onnx")
+    assert [node.name for node in session.get_inputs()] == ["input_ids"]
+    outputs = {node.name: node.shape for node in session.get_outputs()}
+    assert outputs == {
+        "inputs_embeds": ["batch", "length", 32],
+        "per_layer_inputs": ["batch", "length", *LAYERS[name]],
+    }
+    onnx.checker.check_model(tmp_path / "onnx/embed_tokens.onnx", full_check=True)
+    vectors, layers = session.run(["inputs_embeds", "per_layer_inputs"], {"input_ids": LAYER_IDS})
+    wanted = expected_layers(name, text, LAYER_IDS)
+    assert np.array_equal(vectors, wanted[0])
+    assert np.array_equal(layers, wanted[1])
+
+
+def test_openvino_layout_has_table_of_inputs_of_layers(layered: tuple[str, Path, Any], tmp_path: Path) -> None:
+    name, folder, text = layered
+    files = convert(folder, "openvino", tmp_path)
+    names = ("text_embeddings_model", "text_embeddings_per_layer_model")
+    assert [file.name for file in files] == [f"openvino_{name}.{end}" for name in names for end in ("bin", "xml")]
+    table = (tmp_path / "openvino_text_embeddings_per_layer_model.bin").read_bytes()
+    _, wanted = expected_layers(name, text, np.arange(VOCABULARY)[None])
+    assert table == wanted[0].tobytes() + bytes(8)
+    root = ElementTree.parse(tmp_path / "openvino_text_embeddings_per_layer_model.xml").getroot()
+    ports = [port.attrib.get("names") for port in root.iter("port")]
+    assert [port for port in ports if port] == ["input_ids", "text_embeds_per_layer"]
+    assert root.find("layers/layer[@name='table']/data").attrib["shape"] == f"99, {LAYERS[name][0]}, {LAYERS[name][1]}"  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="module")
+def large_artifact(large_checkpoint: Path, shared: Shared) -> Path:
+    """The folder of an artifact with a table of 80 MB."""
+    return shared.build("large export", lambda root: export(str(large_checkpoint), "m", root).folder)
+
+
+def end_conversion(artifact: Path, output: Path, number: signal.Signals) -> tuple[int, str]:
+    """Send a signal to a conversion that writes its table; return its exit code and standard error."""
+    options = ("--layout", "openvino", "--output", output, "--repository", artifact.parent.parent)
+    return end_at(number, output, f"{DRAFT}*/*.bin", "convert", "m", *options)
+
+
+def test_draft_of_killed_conversion_is_removed_by_next(large_artifact: Path, tmp_path: Path) -> None:
+    code, _ = end_conversion(large_artifact, tmp_path, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert [path.name.startswith(DRAFT) for path in tmp_path.iterdir()] == [True]
+    assert sorted(convert(large_artifact, "openvino", tmp_path)) == sorted(tmp_path.iterdir())
+
+
+def test_conversion_interrupted_at_any_line_leaves_all_files_or_none(tmp_path: Path) -> None:
+    artifact = copy_artifact("gpt", tmp_path)
+    found = set[int]()
+
+    def run() -> None:
+        convert(artifact, "openvino", output)
+
+    for line in range(100):
+        output = tmp_path / str(line)
+        stopped = interrupt_at(line, conversion.__file__, run)
+        found.add(sum(path.is_file() for path in output.glob("**/*")))
+        if not stopped:
+            break
+    assert line > 20
+    assert found == {0, 2}
