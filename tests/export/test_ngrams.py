@@ -495,7 +495,7 @@ def test_table_is_placed_after_the_header(table_file: Path) -> None:
 def test_missing_file_or_tensor_is_named(table_file: Path) -> None:
     with pytest.raises(ExportError, match=rf"^{table_file}: no tensor other$"):
         locate(table_file, "other")
-    with pytest.raises(ExportError, match=r"none: No such table_file or directory$"):
+    with pytest.raises(ExportError, match=r"none: No such file or directory$"):
         locate(table_file.parent / "none")
 
 

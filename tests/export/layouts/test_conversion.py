@@ -241,7 +241,7 @@ LAYERS = {"gemma3n_text": (3, 16), "gemma3n/text": (3, 16), "gemma4/text": (2, 2
 
 @pytest.fixture(scope="module", params=LAYERS)
 def layered(request: pytest.FixtureRequest, shared: Shared) -> tuple[str, Path, Any]:
-    """A name, an artifact, and the text layered of transformers."""
+    """A name, an artifact, and the text model of transformers."""
     name: str = request.param
 
     def fill(root: Path) -> None:
@@ -312,7 +312,7 @@ def test_draft_of_killed_conversion_is_removed_by_next(large_artifact: Path, tmp
     assert sorted(convert(large_artifact, "openvino", tmp_path)) == sorted(tmp_path.iterdir())
 
 
-def test_conversion_interrupted_at_any_line_leaves_all_files_or_none(tmp_path: Path) -> None:
+def test_conversion_interrupted_leaves_all_files_or_none(tmp_path: Path) -> None:
     artifact = copy_artifact("gpt", tmp_path)
     found = set[int]()
 

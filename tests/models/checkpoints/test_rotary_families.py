@@ -338,8 +338,8 @@ def test_text_part_of_mixed_experts_has_its_own_rotary(tmp_path: Path) -> None:
 
 
 PLAIN, FULL, SLIDING = {"rope_type": "default"}, "full_attention", "sliding_attention"
-FOUR, OLD = {"rope_type": "linear", "factor": 4.0}, {"type": "linear", "factor": 2.0}
-LAYERS = {FULL: FOUR | {"rope_theta": 3e5}, SLIDING: PLAIN | {"rope_theta": 7e3}}
+OLD = {"type": "linear", "factor": 2.0}
+LAYERS = {FULL: LINEAR | {"rope_theta": 3e5}, SLIDING: PLAIN | {"rope_theta": 7e3}}
 THETA = {"rope_theta": 5e5}
 SPELLINGS: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -350,19 +350,19 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     "type missing": THETA | {"rope_parameters": {"rope_theta": 6e5}},
     "parameters null": THETA | {"rope_parameters": None},
     "unused number": {"rope_parameters": PLAIN | {"factor": 4.0}},
-    "scaling": THETA | {"rope_scaling": FOUR},
+    "scaling": THETA | {"rope_scaling": LINEAR},
     "old scaling": {"rope_scaling": OLD},
-    "scaling inside": THETA | {"rope_parameters": FOUR},
+    "scaling inside": THETA | {"rope_parameters": LINEAR},
     "scaling beside": {"rope_scaling": OLD, "rope_parameters": PLAIN | THETA},
-    "scaling with theta beside": {"rope_scaling": FOUR | {"rope_theta": 4e5}, "rope_parameters": PLAIN | THETA},
+    "scaling with theta beside": {"rope_scaling": LINEAR | {"rope_theta": 4e5}, "rope_parameters": PLAIN | THETA},
     "scaling empty": {"rope_scaling": {}, "rope_parameters": PLAIN | THETA},
     "layers": {"rope_parameters": LAYERS},
-    "theta beside layers": THETA | {"rope_parameters": {FULL: FOUR, SLIDING: PLAIN}},
+    "theta beside layers": THETA | {"rope_parameters": {FULL: LINEAR, SLIDING: PLAIN}},
     "theta among layers": {"rope_parameters": LAYERS | {"rope_theta": 9e5}},
     "scaling beside layers": {"rope_scaling": OLD, "rope_parameters": LAYERS},
     "layers in scaling": {"rope_scaling": LAYERS},
     "layers in both": {"rope_scaling": LAYERS, "rope_parameters": {FULL: dict(PLAIN), SLIDING: dict(PLAIN)}},
-    "one layer missing": {"rope_parameters": {FULL: FOUR}},
+    "one layer missing": {"rope_parameters": {FULL: LINEAR}},
     "one kind of layer": {"layer_types": [FULL] * 2, "num_hidden_layers": 2, "rope_parameters": {FULL: LAYERS[FULL]}},
     "parameters empty": {"rope_parameters": {}},
     "scaling null": {"rope_scaling": None},
@@ -423,7 +423,7 @@ def test_rows_say_which_types_fail_for_other_forms(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "gemma3_text", "deepseek_v3"])
 def test_share_of_scaled_whole_heads_fails_in_library(family: str) -> None:
-    rope = FOUR | THETA | {"partial_rotary_factor": 0.5}
+    rope = LINEAR | THETA | {"partial_rotary_factor": 0.5}
     row = ROTARY[family]
     values = {"rope_parameters": rope if "" in row.thetas else dict.fromkeys(row.thetas, rope)}
     with pytest.raises(ValueError, match=r"partial_rotary_factor: got 0\.5, expected 1 with rope_type 'linear'"):

@@ -202,7 +202,7 @@ NO_PATCHES = torch.zeros((1, H * W), dtype=torch.int64)
 
 
 def detr(height: int, width: int) -> Tensor:
-    """Return DETR's vectors (height, width, GRID_D). DETR counts rows and columns from 1."""
+    """Return DETR's vectors (height, width, D). DETR counts rows and columns from 1."""
     shape = torch.Size((1, GRID_D, height, width))
     vectors: Tensor = DetrSinePositionEmbedding(GRID_D // 2)(shape, torch.device("cpu"), torch.float64)
     return vectors[0].permute(1, 2, 0).float()
