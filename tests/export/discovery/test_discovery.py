@@ -221,7 +221,7 @@ except ExportError as error:
 
 def test_discovery_without_transformers_names_the_extra(tmp_path: Path) -> None:
     save("helium", tmp_path)
-    command = [sys.executable, "-c", WITHOUT_TRANSFORMERS, tmp_path]
+    command = [sys.executable, "-c", WITHOUT_TRANSFORMERS, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "install preblock[discover]" in done.stdout
 
