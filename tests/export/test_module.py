@@ -237,12 +237,12 @@ Places = Callable[[Tensor, Tensor], Tensor]
 
 
 class Reshaped(nn.Module):
-    """The sum of tokens and of `places`, a function of positions (1 or B, L) and a table (M, D)."""
+    """The sum of tokens and of `places`, a function of positions (1 or B, L) and a table (LONG, D)."""
 
     def __init__(self, places: Places) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.tokens, self.table, self.places = nn.Embedding(V, D), nn.Embedding(M, D), places
+        self.tokens, self.table, self.places = nn.Embedding(V, D), nn.Embedding(LONG, D), places
 
     def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
         positions = offset[:, None] + torch.arange(input_ids.shape[1])
