@@ -5,6 +5,7 @@ Measured with transformers 5.24 and compressed-tensors 0.20, for a float table w
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -91,25 +92,36 @@ def test_tensor_of_deberta_training_counts_with_table_only(keep: bool, tmp_path:
             load_source(resolve(str(tmp_path)))
 
 
-ROWS: dict[tuple[str, str], list[str]] = {
-    ("gpt2", ""): ["wpe.weight"],
-    ("bert", ""): [f"embeddings.{name}.weight" for name in ("token_type_embeddings", "LayerNorm")],
-    ("electra", ""): ["embeddings_project.weight"],
-    ("marian", "encoder"): ["encoder.embed_positions.weight"],  # computed, if the file lacks it
-    ("t5", "encoder"): ["shared.weight", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"],
-    ("gemma3n_text", ""): [f"{name}.weight" for name in ("embed_tokens_per_layer", "per_layer_model_projection")],
-}
-"""Model type and side -> further tensors of its front-end."""
-CASES = [(*row, name) for row, names in ROWS.items() for name in names]
+SOURCES: list[tuple[Callable[[str, Path], object], str, str]] = [
+    *(
+        (library_models.save, *case)
+        for case in (
+            ("gpt2", "wpe.weight"),
+            ("bert", "embeddings.LayerNorm.weight"),
+            ("marian/encoder", "encoder.embed_positions.weight"),  # computed, if the file lacks it
+            ("t5/encoder", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+            ("gemma3n_text", "embed_tokens_per_layer.weight"),
+            ("gemma3n_text", "per_layer_model_projection.weight"),
+        )
+    ),
+    (save_whole, "longformer", "longformer.embeddings.position_embeddings.weight"),  # discovered
+    (save_whole, "longformer", "longformer.embeddings.LayerNorm.weight"),
+    (stems.save, "vit", "embeddings.patch_embeddings.projection.weight"),
+    (stems.save, "vit", "embeddings.position_embeddings"),
+    (lambda _, folder: save_plain(folder), "model2vec", "embeddings"),
+]
+"""How a model is saved, its name, and a further tensor of its front-end."""
 
 
 @pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize(("model_type", "side", "name"), CASES)
-def test_divided_tensor_of_a_row_is_rejected(model_type: str, side: str, name: str, keep: bool, tmp_path: Path) -> None:
-    library_models.save(f"{model_type}/{side}".rstrip("/"), tmp_path)
+@pytest.mark.parametrize(("save", "model", "name"), SOURCES)
+def test_divided_tensor_of_any_source_is_rejected(
+    save: Callable[[str, Path], object], model: str, name: str, keep: bool, tmp_path: Path
+) -> None:
+    save(model, tmp_path)
     divide(tmp_path, name, f"{name}_scale", keep)
     with pytest.raises(ExportError, match=f"has further tensors in the files, {name}_scale"):
-        load_source(resolve(str(tmp_path), side=side or None))
+        load_source(resolve(str(tmp_path), side=model.partition("/")[2] or None))
 
 
 @pytest.mark.parametrize("model_type", ["t5", "mt5"])
@@ -122,33 +134,3 @@ def test_divided_shared_table_is_rejected(model_type: str, table: str, part: str
     divide(tmp_path, table, f"{part}.weight_packed", keep=True)
     with pytest.raises(ExportError, match=rf"has further tensors in the files, {part}\.weight_packed"):
         load_source(resolve(str(tmp_path), side="encoder"))
-
-
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize(
-    "name", ["longformer.embeddings.position_embeddings.weight", "longformer.embeddings.LayerNorm.weight"]
-)
-def test_divided_tensor_of_discovered_model_is_rejected(name: str, keep: bool, tmp_path: Path) -> None:
-    save_whole("longformer", tmp_path)
-    divide(tmp_path, name, f"{name}_scale", keep)
-    with pytest.raises(ExportError, match=f"has further tensors in the files, {name}_scale"):
-        load_source(resolve(str(tmp_path)))
-
-
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("vit", "embeddings.patch_embeddings.projection.weight"),
-        ("vit", "embeddings.position_embeddings"),
-        ("model2vec", "embeddings"),
-    ],
-)
-def test_divided_tensor_of_stem_or_static_is_rejected(kind: str, name: str, keep: bool, tmp_path: Path) -> None:
-    if kind == "model2vec":
-        save_plain(tmp_path)
-    else:
-        stems.save(kind, tmp_path)
-    divide(tmp_path, name, f"{name}_scale", keep)
-    with pytest.raises(ExportError, match=f"has further tensors in the files, {name}_scale"):
-        load_source(resolve(str(tmp_path)))

@@ -1,7 +1,9 @@
-"""A user's own module, exported by one call, proven and served like any other."""
+"""A user's own modules: exported by one call, proven and served like any other, or rejected."""
 
 import asyncio
-from dataclasses import replace
+import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +14,19 @@ from torch import Tensor, nn
 
 from preblock.export import export_module
 from preblock.export.errors import ExportError, UnrepeatableError
-from preblock.export.exporter import ExportResult, export
+from preblock.export.exporter import ExportResult
 from preblock.export.verification import verify
 from preblock.models import BertEmbeddings
+from preblock.models.custom_frontend import COMPARED_IDS, CustomFrontEnd
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.auth import SERVICE
-from preblock.service.core.errors import Invalid
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import Session
 from tests.clients.client_matrix import check_standard
-from tests.data.make_artifacts import build_frontend
+from tests.models.rejections import rejection
 from tests.support.engines import ask_engine, open_engine
 from tests.support.shared import Shared
 
@@ -87,33 +90,6 @@ def exported(mine: Mine, shared: Shared) -> ExportResult:
     return shared.build("mine", lambda root: export_module(mine, "mine", root, vocab_size=V, max_len=M))
 
 
-def test_module_parity_covers_batch_length_and_offset(exported: ExportResult) -> None:
-    parity = exported.parity.providers[CPU].outputs["embeddings"]
-    cases: list[dict[str, Any]] = [case.arguments for case in parity.cases]
-    assert {(case["batch"], case["length"]) for case in cases} == {(b, n) for b in (1, 2, 5) for n in (1, 2, M)}
-    assert max(len(case["offset"]) for case in cases) == 5
-    assert parity.max_ulp <= 8
-
-
-def test_module_graph_follows_onnx_standard(exported: ExportResult) -> None:
-    check_standard(exported.folder)
-
-
-def test_exported_module_is_served(mine: Mine, exported: ExportResult) -> None:
-    ids = np.array([[1, 2, 3], [4, 5, 12]])
-    request = TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([0, 6]))
-    with open_engine(exported.folder.parents[1]) as engine:
-        model = engine.repository.get("mine")
-        answer = asyncio.run(ask_engine(engine, model, request))
-        with pytest.raises(Invalid, match="got 7 \\+ 3 = 10, expected at most 9"):
-            asyncio.run(ask_engine(engine, model, replace(request, offset=np.array([0, 7]))))
-    with torch.inference_mode():
-        expected = mine(torch.from_numpy(ids), torch.tensor([0, 6])).numpy()
-    np.testing.assert_allclose(
-        answer.arrays["embeddings"].reshape(2, 3, D).astype(np.float32), expected, rtol=0, atol=1e-6
-    )
-
-
 def test_verify_of_custom_module_reports_unrepeatable_proof(exported: ExportResult) -> None:
     assert isinstance(exported.manifest, Manifest)
     assert (exported.manifest.front_end, exported.manifest.token_embeddings) == (None, None)
@@ -159,16 +135,17 @@ def test_module_with_integer_offset_is_exported(kind: str, tmp_path: Path, capfd
     check_standard(exported.folder)
 
 
+def test_one_call_equals_a_call_for_each_offset() -> None:
+    """As torch traces it."""
+    frontend, ids = CustomFrontEnd(Counted("range"), V, M), torch.tensor([[1, 2], [6, 0], [3, 3]])
+    with torch.inference_mode():
+        for offset in ([0], [7], [0, 7, 3]):
+            assert torch.equal(frontend._traced(ids, torch.tensor(offset)), frontend(ids, torch.tensor(offset))), offset
+
+
 class Ageless(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         return input_ids.float().unsqueeze(-1)
-
-
-class Running(Mine):
-    """Adds up the vectors of a row: each depends on all tokens before."""
-
-    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
-        return super().forward(input_ids, offset).cumsum(1)
 
 
 class OneToken(Mine):
@@ -183,97 +160,59 @@ class FirstTokens(Mine):
         return super().forward(input_ids, offset)[:, :3]
 
 
-class Doubled(BertEmbeddings):
-    def forward(self, *arguments: Any, **named: Any) -> Tensor:
-        return super().forward(*arguments, **named) * 2
+class Bare(Mine):
+    def forward(self, input_ids, past_length=0):  # type: ignore[no-untyped-def]
+        return self.tokens(input_ids) + self.places(torch.arange(past_length, past_length + input_ids.shape[1]))
 
 
-@pytest.mark.parametrize(
-    ("module", "arguments", "message"),
-    [
-        (
-            Ageless(),
-            {"vocab_size": V, "max_len": M},
-            r"module: got forward\(input_ids.*, expected forward\(input_ids, off",
-        ),
-        (Mine(), {"max_len": M}, "vocab_size: got nothing, expected a number, because a Mine does not state it"),
-        (Mine(), {"vocab_size": V}, "max_len: got nothing"),
-        (Mine(), {"vocab_size": 0, "max_len": M}, "vocab_size: got 0, expected a whole number from 1 on"),
-        (Mine(), {"vocab_size": V, "max_len": 9.0}, r"max_len: got 9\.0, expected a whole number"),
-        (
-            Mine(),
-            {"vocab_size": V + 1, "max_len": M},
-            "vocab_size: the module fails for id 13 at position 0: IndexError",
-        ),
-        (Mine(), {"vocab_size": V, "max_len": M + 1}, "max_len: the module fails for id 0 at position 9: IndexError"),
-        (
-            Mine().to("meta"),
-            {"vocab_size": V, "max_len": M},
-            "module: got vectors on the device meta, expected cpu",
-        ),
-        (
-            Running(),
-            {"vocab_size": V, "max_len": M},
-            r"module: got a vector at position \d of a row of 9 tokens that differs by [\d.]+ from that of the token",
-        ),
-        (
-            OneToken(),
-            {"vocab_size": V, "max_len": M},
-            "module: the module fails for 9 ids at position 0: IndexError: one token only",
-        ),
-        (
-            FirstTokens(),
-            {"vocab_size": V, "max_len": M},
-            rf"module: got torch\.float32 \(2, 3, {D}\) for ids \(2, 9\), expected torch\.float32 \(2, 9, D\)",
-        ),
-        (BertEmbeddings(V, D, M), {"max_len": M}, "max_len: got 9, expected nothing, because a .* has its own"),
-        (BertEmbeddings(V, D, M), {"exact": True}, "exact: got True"),
-        (
-            BertEmbeddings(V, D, M).half(),
-            {},
-            r"tokens\.weight: got torch\.float16 on cpu, expected torch\.float32 on cpu; module\.float\(\)\.cpu\(\)",
-        ),
-        (BertEmbeddings(V, D, M).to("meta"), {}, r"tokens\.weight: got torch\.float32 on meta, expected"),
-        (Doubled(V, D, M), {}, "module: got embeddings unlike those of its config"),
-    ],
-)
-def test_wrong_arguments_for_module_are_rejected(
-    module: nn.Module, arguments: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ExportError, match=message):
-        export_module(module, "m", tmp_path, **arguments)
+class Segments(nn.Module):
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor, offset: int = 0) -> Tensor:
+        return nn.functional.one_hot(input_ids + token_type_ids + offset, V + M).float()
+
+
+SIZES = {"vocab_size": V, "max_len": M}
+WRONG: list[tuple[Any, dict[str, Any], str]] = [
+    (Mine, SIZES, "module: got the class Mine, expected an instance of torch.nn.Module"),
+    (torch.tanh, SIZES, "module: got a builtin_function_or_method, expected an instance of torch.nn.Module"),
+    (Ageless(), SIZES, r"module: got forward\(input_ids.*, expected forward\(input_ids, off"),
+    (Segments(), SIZES, "whose second argument would receive the offset, not token_type_ids; expected forward"),
+    (Bare(), SIZES, "TypeError: .*; annotate the second argument as int if it takes one number"),
+    (Mine(), {"max_len": M}, "vocab_size: got nothing, expected a number, because a Mine does not state it"),
+    (Mine(), {"vocab_size": V}, "max_len: got nothing"),
+    (Mine(), SIZES | {"vocab_size": 0}, "vocab_size: got 0, expected a whole number from 1 on"),
+    (Mine(), SIZES | {"max_len": 9.0}, r"max_len: got 9\.0, expected a whole number"),
+    (Mine(), SIZES | {"max_len": 2**24 + 1}, "max_len: got 16777217, expected at most 16777216"),
+    (Mine(), SIZES | {"vocab_size": V + 1}, "vocab_size: the module fails for id 13 at position 0: IndexError"),
+    (Mine(), SIZES | {"max_len": M + 1}, "max_len: the module fails for id 0 at position 9: IndexError"),
+    (Mine().to("meta"), SIZES, "module: got vectors on the device meta, expected cpu"),
+    (OneToken(), SIZES, "module: the module fails for 9 ids at position 0: IndexError: one token only"),
+    (
+        FirstTokens(),
+        SIZES,
+        rf"module: got torch\.float32 \(2, 3, {D}\) for ids \(2, 9\), expected torch\.float32 \(2, 9, D\)",
+    ),
+    (BertEmbeddings(V, D, M), {"max_len": M}, "max_len: got 9, expected nothing, because a .* has its own"),
+    (BertEmbeddings(V, D, M), {"exact": True}, "exact: got True"),
+    (
+        BertEmbeddings(V, D, M).half(),
+        {},
+        r"tokens\.weight: got torch\.float16 on cpu, expected torch\.float32 on cpu; module\.float\(\)\.cpu\(\)",
+    ),
+    (BertEmbeddings(V, D, M).to("meta"), {}, r"tokens\.weight: got torch\.float32 on meta, expected"),
+]
+
+
+def test_wrong_arguments_for_module_are_rejected(tmp_path: Path) -> None:
+    for module, arguments, message in WRONG:
+        found = rejection(ExportError, export_module, module, "m", tmp_path, **arguments)
+        assert re.search(message, found), (type(module), arguments)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("biased", [False, True])
-def test_front_end_module_is_exported_with_description(biased: bool, tmp_path: Path) -> None:
-    frontend = build_frontend("alibi") if biased else BertEmbeddings(V, D, M)
-    exported = export_module(frontend, "trained", str(tmp_path))
+def test_front_end_module_is_exported_with_description(tmp_path: Path) -> None:
+    exported = export_module(BertEmbeddings(V, D, M), "trained", str(tmp_path))
     assert exported.manifest.front_end is not None
     assert verify(exported.folder).providers[CPU].outputs.keys() >= {"embeddings"}
-
-
-class Frozen(Mine):
-    """Leaves the offset out of its graph."""
-
-    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
-        return super().forward(input_ids, torch.ones_like(offset) if torch.compiler.is_compiling() else offset)
-
-
-class Wide(nn.Module):
-    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
-        return (input_ids + offset).to(torch.float32)
-
-
-def test_module_with_constant_offset_is_not_published(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="offset is baked in: offset 8 gives the vectors of 0"):
-        export_module(Frozen(), "frozen", tmp_path, vocab_size=V, max_len=M)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_module_without_vector_output_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"module: got torch.float32 \(1, 1\) for ids \(1, 1\)"):
-        export_module(Wide(), "wide", tmp_path, vocab_size=V, max_len=M)
 
 
 def test_module_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:
@@ -294,48 +233,143 @@ def test_export_keeps_training_modes_and_prints_folder(tmp_path: Path) -> None:
     assert str(exported) == f"ExportResult(folder={exported.folder!r}, warnings=())"
 
 
-class Segments(nn.Module):
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor, offset: int = 0) -> Tensor:
-        return nn.functional.one_hot(input_ids + token_type_ids + offset, V + M).float()
+Places = Callable[[Tensor, Tensor], Tensor]
 
 
-class Unplaced(nn.Module):
-    """Adds positions from 0 on, whatever the offset."""
+class Reshaped(nn.Module):
+    """The sum of tokens and of `places`, a function of positions (1 or B, L) and a table (LONG, D)."""
 
-    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:  # noqa: ARG002
-        return nn.functional.one_hot(input_ids, V).float() + torch.arange(input_ids.shape[1]).view(-1, 1)
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.table, self.places = nn.Embedding(V, D), nn.Embedding(LONG, D), places
 
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (Segments(), "whose second argument would receive the offset, not token_type_ids; expected forward"),
-        (
-            Unplaced(),
-            "position; does forward add its second argument, the offset, to the positions",
-        ),
-        (Mine, "module: got the class Mine, expected an instance of torch.nn.Module"),
-        (torch.tanh, "module: got a builtin_function_or_method, expected an instance of torch.nn.Module"),
-    ],
-)
-def test_module_without_offset_is_rejected_with_hint(module: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=message):
-        export_module(module, "m", tmp_path, vocab_size=V, max_len=M)
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        positions = offset[:, None] + torch.arange(input_ids.shape[1])
+        vectors: Tensor = self.tokens(input_ids) + self.places(positions, self.table.weight)
+        return vectors
 
 
-def test_saved_front_end_is_exported_with_trained_weights(tmp_path: Path) -> None:
-    frontend = BertEmbeddings(V, D, M)
-    optimizer = torch.optim.SGD(frontend.parameters(), lr=0.1)
-    ids = torch.tensor([[1, 2, 12], [3, 0, 5]])
-    frontend(ids).square().sum().backward()
-    optimizer.step()
-    frontend.save_frontend(tmp_path / "trained")
-    exported = export(str(tmp_path / "trained"), "trained", tmp_path / "models")
-    verify(exported.folder)
-    (model,) = Repository(tmp_path / "models").all(SERVICE)
-    assert isinstance(model, TokenModel)
-    feeds = {"input_ids": ids.numpy(), "token_type_ids": np.zeros_like(ids.numpy()), "offset": np.array([2])}
-    found = model.run(feeds, ("embeddings",))["embeddings"]
-    expected = frontend.eval()(ids, offset=2).detach().numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
-    assert model.manifest.family == "bert"
+def angles(positions: Tensor) -> Tensor:
+    return positions.float().unsqueeze(-1) * torch.exp(torch.arange(0, D, 2) * (-math.log(10000) / D))
+
+
+def stack_and_flatten(positions: Tensor, _: Tensor) -> Tensor:
+    return torch.stack((angles(positions).sin(), angles(positions).cos()), -1).flatten(-2)
+
+
+def assign_slices(positions: Tensor, _: Tensor) -> Tensor:
+    found = torch.zeros(*positions.shape, D)
+    found[..., 0::2], found[..., 1::2] = angles(positions).sin(), angles(positions).cos()
+    return found
+
+
+def look_up_flat(positions: Tensor, table: Tensor) -> Tensor:
+    return nn.functional.embedding(positions.reshape(-1), table).view(*positions.shape, -1)
+
+
+@pytest.mark.parametrize("places", [stack_and_flatten, assign_slices, look_up_flat])
+def test_reshaped_positions_take_offset_for_each_row(places: Places, tmp_path: Path) -> None:
+    module = Reshaped(places).eval()
+    exported = export_module(module, "reshaped", tmp_path, vocab_size=V, max_len=LONG)
+    session, ids = Session(exported.folder), np.array([[1, 2, 3], [4, 5, 6], [0, 7, V - 1]])
+    for offset in ([0, LONG - 3, 9], [4]):
+        found = session.run({"input_ids": ids, "offset": np.array(offset)})["embeddings"]
+        with torch.inference_mode():
+            expected = module(torch.from_numpy(ids), torch.tensor(offset)).numpy()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_graph_that_onnx_rejects_is_not_published(tmp_path: Path) -> None:
+    class Mixed(Reshaped):
+        def __init__(self) -> None:
+            super().__init__(look_up_flat)
+            self.norm = nn.LayerNorm(D)
+
+        def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                vectors: Tensor = self.norm(super().forward(input_ids, offset).bfloat16()).float()
+            return vectors
+
+    with pytest.raises(ExportError, match=r"^model\.onnx: ONNX rejects the graph: "):
+        export_module(Mixed(), "mixed", tmp_path, vocab_size=V, max_len=LONG)
+    assert list(tmp_path.iterdir()) == []
+
+
+Further = Callable[["Summed", Tensor, Tensor], Tensor]
+
+
+class Summed(nn.Embedding):
+    """Token vectors and further ones: a function of the module, of ids and of offsets."""
+
+    def __init__(self, further: Further, vocab_size: int = 7) -> None:
+        super().__init__(vocab_size, 4)
+        self.further = further
+
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(input_ids) + self.further(self, input_ids, offset)
+
+    def vectors(self, input_ids: Tensor) -> Tensor:
+        return super().forward(input_ids)
+
+
+def places(ids: Tensor) -> Tensor:
+    return torch.arange(ids.shape[1])
+
+
+MIXED = r"got a vector at position \d+ of a row of 20 tokens that"
+MIXING: list[tuple[str, Further, int, str]] = [
+    ("eight before", lambda module, ids, _: nn.functional.pad(module.vectors(ids), (0, 0, 8, 0))[:, :-8], 20, MIXED),
+    (
+        "first token, from place 80 on",
+        lambda module, ids, _: (places(ids) >= 80).reshape(1, -1, 1) * module.vectors(ids)[:, :1],
+        100,
+        r"got a vector at position (8|9)\d of a row of 100 tokens that differs by",
+    ),
+    ("number of the row", lambda _, ids, __: torch.arange(len(ids)).reshape(-1, 1, 1), 20, MIXED),
+    ("mean of all rows", lambda module, ids, _: module.vectors(ids).mean(0, keepdim=True) / -2, 20, MIXED),
+    ("no offset", lambda _, ids, __: places(ids).reshape(-1, 1), 20, "position; does forward add its second argument"),
+    (
+        "dropout",
+        lambda module, ids, _: nn.functional.dropout(module.vectors(ids), 0.1),
+        20,
+        "got other vectors in a second call .*; is there dropout",
+    ),
+    (
+        "offset of the first row",
+        lambda _, ids, offset: (offset[0] + places(ids)).unsqueeze(-1),
+        20,
+        "got vectors that .*, expected each row at its own offset",
+    ),
+    (
+        "one number",
+        lambda _, ids, offset: (offset.item() + places(ids)).unsqueeze(-1),
+        20,
+        "the module fails for 40 rows, each at its own offset: RuntimeError: .*; annotate the second",
+    ),
+    (
+        "flat offsets",
+        lambda _, ids, offset: (offset + places(ids)).unsqueeze(-1),
+        20,
+        r"got .* for ids \(40, 1\) and offsets \(40,\), expected",
+    ),
+]
+
+
+def test_module_that_mixes_tokens_or_rows_is_rejected() -> None:
+    for name, further, max_len, message in MIXING:
+        found = rejection(ValueError, CustomFrontEnd, Summed(further).eval(), vocab_size=7, max_len=max_len)
+        assert re.search(f"^module: .*{message}", found), name
+
+
+def test_module_with_padding_at_any_id_is_rejected() -> None:
+    def count_real(_: Summed, ids: Tensor, offset: Tensor) -> Tensor:
+        return (offset.unsqueeze(1) + ids.ne(padding).cumsum(1)).unsqueeze(-1)
+
+    for vocab_size, max_len in ((500, 2), (500, 1000), (2 * COMPARED_IDS, 40)):
+        module = Summed(count_real, vocab_size).eval()
+        for padding in (0, 39, 499, vocab_size - 1):
+            found = rejection(ValueError, CustomFrontEnd, module, vocab_size, max_len)
+            assert re.search(r"^module: got a vector at position \d+ of a row of", found), padding
+        padding = -1
+        CustomFrontEnd(module, vocab_size, max_len)

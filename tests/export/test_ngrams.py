@@ -1,8 +1,11 @@
-"""N-gram embeddings of Qwen4. Oracle: transformers' own module in the same tiny model."""
+"""N-gram embeddings of Qwen4, in the artifact or in place. Oracles: transformers in the same model, and safetensors."""
 
+import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +13,37 @@ import numpy as np
 import onnx
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
-from preblock.export.errors import ExportError, ParityError
+from preblock.export.errors import ExportError
 from preblock.export.exporter import ExportResult, export
-from preblock.export.outputs import OUTPUTS
-from preblock.export.torch_reference import TorchReference
+from preblock.export.referenced_tables import ReferencedTables, reference_tables
 from preblock.export.verification import verify
+from preblock.models.checkpoints.ngram_tensors import TableTensor
 from preblock.models.checkpoints.reader import files_needed, read_frontend
+from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_data import FrontEndData
 from preblock.models.frontend_file import write_frontend
-from preblock.service.artifacts.io import read_manifest
-from preblock.service.artifacts.manifest import Manifest
+from preblock.models.modules.ngram_config import NgramConfig
+from preblock.service.artifacts.io import read, read_manifest
+from preblock.service.artifacts.manifest import Manifest, TablePart
+from preblock.service.artifacts.names import DATA, PARITY
+from preblock.service.artifacts.parity import ParityReport
+from preblock.service.artifacts.references import describe_check
 from preblock.service.runtime.ngram_ids import NgramIds, open_ngram_ids
 from preblock.service.runtime.session import Session
-from tests.export.qwen4 import END, LAYERS, WIDTH, random_ids, run_transformers, save_qwen4
-from tests.families.tiny_models import small_config
+from tests.export.qwen4 import (
+    END,
+    LAYERS,
+    SHARDS,
+    WIDTH,
+    narrow_tables,
+    quantize_tables,
+    random_ids,
+    run_transformers,
+    save_qwen4,
+)
 from tests.support.shared import Shared
 
 
@@ -45,6 +62,7 @@ def test_module_has_the_rows_of_transformers(ngram_checkpoint: Path) -> None:
     rows, vectors = run_transformers(ngram_checkpoint, [ids])
     frontend = FrontEnd.from_data(read_frontend(ngram_checkpoint)).eval()
     assert np.array_equal(frontend.ngrams.row_ids(torch.from_numpy(ids)).numpy(), rows)
+    assert np.array_equal(frontend.ngrams(torch.from_numpy(ids)).detach().numpy(), vectors)
     assert np.array_equal(frontend.ngram_outputs(torch.from_numpy(ids))["ngram_embeddings"].detach().numpy(), vectors)
 
 
@@ -57,7 +75,7 @@ def test_other_sizes_and_seeds_agree(changed: dict[str, Any], tmp_path: Path) ->
     assert np.array_equal(FrontEnd.from_data(read_frontend(folder)).ngrams.row_ids(torch.from_numpy(ids)).numpy(), rows)
 
 
-@pytest.mark.parametrize("lengths", [(1,) * 12, (1, 4, 1, 6), (7, 5)])
+@pytest.mark.parametrize("lengths", [(1,) * 12, (1, 4, 1, 6)])
 def test_graph_continues_like_the_cache_of_transformers(
     lengths: tuple[int, ...], ngram_checkpoint: Path, exported: ExportResult
 ) -> None:
@@ -72,15 +90,6 @@ def test_graph_continues_like_the_cache_of_transformers(
         context = np.concatenate((context, chunk), axis=1)[:, -2:]
     assert np.array_equal(np.concatenate(found, axis=1), expected)
     assert expected.shape == (3, 12, LAYERS, WIDTH)
-
-
-def test_graph_of_row_ids_has_the_rows_of_transformers(ngram_checkpoint: Path, exported: ExportResult) -> None:
-    ids = random_ids(3, 20, seed=5)
-    expected, _ = run_transformers(ngram_checkpoint, [ids])
-    session = Session(exported.folder, graph="ngram.ids.onnx")
-    found = session.run({"input_ids": ids, "context": np.full((3, 2), END)})["ngram_row_ids"]
-    assert found.dtype == np.int64
-    assert np.array_equal(found, expected)
 
 
 def test_hash_of_the_manifest_has_the_rows_of_transformers(
@@ -103,7 +112,7 @@ def test_hash_of_the_manifest_has_the_rows_of_transformers(
             assert np.array_equal(np.concatenate(found, axis=1), expected)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_manifest_locates_the_rows_of_each_layer(dtype: str, ngram_checkpoint: Path, tmp_path: Path) -> None:
     folder = export(str(ngram_checkpoint), "m", tmp_path, dtype=dtype).folder
     manifest = read_manifest(folder)
@@ -120,7 +129,7 @@ def test_manifest_locates_the_rows_of_each_layer(dtype: str, ngram_checkpoint: P
         assert content == expected.view(torch.uint8).numpy().tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
 def test_constants_of_many_heads_lie_in_the_data_file(dtype: str, tmp_path: Path) -> None:
     """They have more bytes than a graph holds, so another stored type moves them."""
     folder = save_qwen4(tmp_path / "model", heads_per_ngram=64, ple_embed_dim=256)
@@ -138,13 +147,6 @@ def test_graph_of_rows_has_the_embeddings_of_transformers(ngram_checkpoint: Path
     assert np.array_equal(session.run({"ngram_row_ids": rows})["ngram_embeddings"], expected)
 
 
-def test_integer_tables_have_no_place(ngram_checkpoint: Path, tmp_path: Path) -> None:
-    manifest = export(str(ngram_checkpoint), "m", tmp_path, dtype="int8").manifest
-    assert isinstance(manifest, Manifest)
-    assert manifest.ngram_tables == ()
-    assert "ngram.ids.onnx" in manifest.graphs
-
-
 def test_manifest_describes_output_and_history(exported: ExportResult) -> None:
     assert isinstance(exported.manifest, Manifest)
     assert exported.manifest.shapes["ngram_embeddings"] == (LAYERS, WIDTH)
@@ -156,22 +158,7 @@ def test_manifest_describes_output_and_history(exported: ExportResult) -> None:
     assert outputs["ngram_embeddings"].allowed_ulp == 0
 
 
-def test_model_of_images_has_the_same_output(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = transformers.Qwen4ExpForConditionalGeneration(small_config("qwen4_exp"))
-    model.save_pretrained(tmp_path / "both")
-    text = save_qwen4(tmp_path / "text")
-    tensors = load_file(tmp_path / "both/model.safetensors")
-    ours = load_file(text / "model.safetensors")
-    for name in ours.keys() - {"lm_head.weight"}:
-        ours[name] = tensors[name.replace("model.", "model.language_model.", 1)]
-    save_file(ours, text / "model.safetensors", {"format": "pt"})
-    ids = torch.from_numpy(random_ids(2, 9))
-    both, alone = FrontEnd.from_data(read_frontend(tmp_path / "both", "text")), FrontEnd.from_data(read_frontend(text))
-    assert torch.equal(both.ngrams(ids), alone.ngrams(ids))
-
-
-@pytest.mark.parametrize(("dtype", "scale"), [("bfloat16", None), ("int8", None), ("int8", "tensor"), ("int4", None)])
+@pytest.mark.parametrize(("dtype", "scale"), [("bfloat16", None), ("int8", "tensor")])
 def test_stored_type_applies_to_the_tables(
     dtype: str, scale: str | None, ngram_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -179,15 +166,8 @@ def test_stored_type_applies_to_the_tables(
     tables = {f"ngrams.tables.{layer}.weight" for layer in range(LAYERS)}
     assert set(result.parity.storage) == {"tokens.weight", *tables}
     assert verify(result.folder).providers["CPUExecutionProvider"].outputs["ngram_embeddings"].max_abs == 0
-
-
-def test_proof_finds_another_table(exported: ExportResult, ngram_checkpoint: Path) -> None:
-    frontend = FrontEnd.from_data(read_frontend(ngram_checkpoint)).eval()
-    with torch.no_grad():
-        for table in frontend.ngrams.tables.parameters():
-            table.add_(1)
-    with pytest.raises(ParityError, match=r"^ngram_embeddings of the graph differs from its reference"):
-        OUTPUTS["ngrams.onnx"].prove(TorchReference(frontend), Session(exported.folder, graph="ngrams.onnx"))
+    assert isinstance(result.manifest, Manifest)
+    assert bool(result.manifest.ngram_tables) == (dtype == "bfloat16")
 
 
 def test_model_without_ngram_layers_has_no_ngram_output(tmp_path: Path) -> None:
@@ -195,12 +175,6 @@ def test_model_without_ngram_layers_has_no_ngram_output(tmp_path: Path) -> None:
     assert isinstance(result.manifest, Manifest)
     assert "ngram_embeddings" not in result.manifest.shapes
     assert result.manifest.history is None
-
-
-def test_tokens_alone_need_no_history(ngram_checkpoint: Path, tmp_path: Path) -> None:
-    result = export(str(ngram_checkpoint), "m", tmp_path, tokens_only=True)
-    assert isinstance(result.manifest, Manifest)
-    assert list(result.manifest.widths) == ["embeddings", "token_embeddings"]
 
 
 def test_description_cannot_hold_ngrams(ngram_checkpoint: Path, tmp_path: Path) -> None:
@@ -280,3 +254,252 @@ def test_bad_configurations_are_refused(
     (folder / "config.json").write_text(json.dumps(document | {key: value}))
     with pytest.raises(ExportError, match=message):
         export(str(folder), "m", tmp_path)
+
+
+FILE = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def reference_checkpoint(shared: Shared) -> Path:
+    return shared.build("referenced checkpoint", save_qwen4)
+
+
+@pytest.fixture(scope="module")
+def referenced(reference_checkpoint: Path, shared: Shared) -> ExportResult:
+    return shared.build("referenced", lambda root: export(str(reference_checkpoint), "m", root, reference=True))
+
+
+def manifest_of(result: ExportResult) -> Manifest:
+    assert isinstance(result.manifest, Manifest)
+    return result.manifest
+
+
+def _read(file: str, begin: int, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    type_ = getattr(torch, dtype)
+    content = np.fromfile(file, np.uint8, int(np.prod(shape)) * type_.itemsize, offset=begin)
+    return torch.from_numpy(content).view(type_).reshape(shape).float()
+
+
+def read_part(part: TablePart, width: int, dtype: str) -> torch.Tensor:
+    """Return the values of a part, float32 (rows, width), by its place alone."""
+    stored = _read(part.file, part.begin, dtype, (part.rows, width))
+    if part.scales is None:
+        return stored
+    scales = part.scales
+    shape = (-(-part.rows // scales.block_rows), -(-width // scales.block_columns))
+    factors = _read(scales.file, scales.begin, scales.dtype, shape)
+    spread = factors.repeat_interleave(scales.block_rows, 0)[: part.rows]
+    return stored * spread.repeat_interleave(scales.block_columns, 1)[:, :width]
+
+
+def gather(manifest: Manifest, row_ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the embeddings (B, L, N, E) of row ids (B, L, N, H), by the places in the manifest alone."""
+    layers = []
+    for layer, table in enumerate(manifest.ngram_tables):
+        rows = torch.cat([read_part(part, table.width, table.dtype) for part in table.parts])
+        layers.append(rows[torch.from_numpy(row_ids[:, :, layer])].flatten(2))
+    return torch.stack(layers, dim=2).numpy()
+
+
+def compare_with_transformers(folder: Path, result: ExportResult) -> None:
+    """Compare row ids and gathered rows, bit for bit."""
+    ids = random_ids(3, 20)
+    expected_rows, expected = run_transformers(folder, [ids])
+    session = Session(result.folder, graph="ngram.ids.onnx")
+    row_ids: Any = session.run({"input_ids": ids, "context": np.full((3, 2), END)})["ngram_row_ids"]
+    assert np.array_equal(row_ids, expected_rows)
+    found = gather(manifest_of(result), row_ids)
+    assert found.shape == (3, 20, LAYERS, WIDTH)
+    assert np.array_equal(found, expected)
+
+
+def test_rows_in_place_are_those_of_transformers(reference_checkpoint: Path, referenced: ExportResult) -> None:
+    compare_with_transformers(reference_checkpoint, referenced)
+    file = reference_checkpoint / FILE
+    content = file.read_bytes()
+    header = content[: 8 + int.from_bytes(content[:8], "little")]
+    assert {path: record.model_dump() for path, record in manifest_of(referenced).references.items()} == {
+        str(file): {
+            "bytes": len(content),
+            "mtime_ns": file.stat().st_mtime_ns,
+            "header_sha256": hashlib.sha256(header).hexdigest(),
+            "sha256": None,
+        }
+    }
+
+
+def test_artifact_has_no_tables_and_no_graph_over_them(referenced: ExportResult) -> None:
+    names = {file.name for file in referenced.folder.iterdir()}
+    assert names == {"manifest.json", "parity.json", "model.onnx", "embeddings.onnx", DATA, "ngram.ids.onnx"}
+    tokens = load_file(next(iter(manifest_of(referenced).references)))["model.embed_tokens.weight"]
+    assert (referenced.folder / DATA).stat().st_size == 4 * tokens.numel()
+    assert referenced.parity.providers["CPUExecutionProvider"].outputs["ngram_row_ids"].max_abs == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16"])
+def test_narrow_tables_stay_in_their_type(dtype: str, tmp_path: Path) -> None:
+    folder = narrow_tables(save_qwen4(tmp_path / "model"), getattr(torch, dtype))
+    result = export(str(folder), "m", tmp_path, reference=True, dtype="int8")
+    assert {table.dtype for table in manifest_of(result).ngram_tables} == {dtype}
+    assert manifest_of(result).dtype == "int8"
+    assert set(result.parity.storage) == {"tokens.weight"}
+    compare_with_transformers(folder, result)
+    assert verify(result.folder, reference_roots=[tmp_path]).references
+
+
+@pytest.mark.parametrize("unit", ["row", "block"])
+def test_tables_of_float8_keep_their_scales(unit: str, tmp_path: Path) -> None:
+    folder = save_qwen4(tmp_path / "model", ple_embed_dim=1040, ngram_vocab_size_base=150)
+    values = quantize_tables(folder, unit)
+    manifest = manifest_of(export(str(folder), "m", tmp_path, reference=True))
+    assert manifest.ngram_tables[0].width == 260
+    for layer, table in enumerate(manifest.ngram_tables):
+        assert table.dtype == "float8_e4m3fn"
+        for shard, part in enumerate(table.parts):
+            expected = values[f"model.layers.{layer}.{SHARDS}{shard}.weight"]
+            assert torch.equal(read_part(part, table.width, table.dtype), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"_scale": torch.ones(3, 5)},
+            r"shard_0.weight_scale is float32 \[3, 5\], expected float32, float16 or bfloat",
+        ),
+        ({"": torch.float8_e4m3fn}, "shard_0.weight is float8_e4m3fn without scales, expected scales for float8"),
+        ({"": torch.float32, "_scale": torch.ones(())}, "shard_0.weight is float32 with scales, expected scales for"),
+        ({"": torch.float16}, "shard_0.weight: got the types float16, float32, expected one type for all parts"),
+        ({"": torch.int8}, "shard_0.weight is int8, expected float32, float16, bfloat16, float8_e4m3fn"),
+        ({"": torch.zeros(60, 9)}, r"shard_0.weight has shape \[60, 9\], expected rows of 8"),
+        ({"": torch.zeros(0, 8)}, "shard_0.weight has no rows, expected at least one in each part of a table"),
+        ({"": torch.zeros(59, 8)}, "shard_0.weight: got 239 rows in 4 parts, expected 240"),
+    ],
+)
+def test_unsupported_tables_are_rejected(
+    change: dict[str, Any], message: str, reference_checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(reference_checkpoint, tmp_path / "copy")
+    tensors, key = load_file(folder / FILE), f"model.layers.0.{SHARDS}0.weight"
+    if "" not in change:
+        tensors[key] = tensors[key].to(torch.float8_e4m3fn)
+    for ending, value in change.items():
+        tensors[key + ending] = tensors[key].to(value) if isinstance(value, torch.dtype) else value
+    save_file(tensors, folder / FILE, {"format": "pt"})
+    with pytest.raises(ExportError, match=message):
+        export(str(folder), "m", tmp_path, reference=True)
+
+
+def test_other_sources_are_rejected(reference_checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(reference_checkpoint, tmp_path / "a,b")
+    with pytest.raises(ExportError, match=r"--reference: got .*a,b/model.safetensors, expected a path without commas"):
+        export(str(folder), "m", tmp_path, reference=True)
+    with pytest.raises(ExportError, match="--reference is only for published checkpoints; gpt2-small is none"):
+        export("gpt2-small", "m", tmp_path, reference=True)
+    with pytest.raises(ExportError, match="--reference is for n-gram tables, and --tokens-only leaves them out"):
+        export(str(reference_checkpoint), "m", tmp_path, reference=True, tokens_only=True)
+    plain = save_qwen4(tmp_path / "plain", ple_layer_ids=[])
+    with pytest.raises(ExportError, match="--reference: got a 'qwen4_exp_text' without n-gram tables"):
+        export(str(plain), "m", tmp_path, reference=True)
+
+
+def test_tables_in_several_files_are_referenced(reference_checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "split"
+    folder.mkdir()
+    shutil.copy(reference_checkpoint / "config.json", folder)
+    tensors = load_file(reference_checkpoint / FILE)
+    names = {name: f"{'0.ple' in name:d}.safetensors" for name in tensors}
+    for file in set(names.values()):
+        save_file({name: tensors[name] for name in tensors if names[name] == file}, folder / file, {"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    result = export(str(folder), "m", tmp_path, reference=True)
+    assert set(manifest_of(result).references) == {str(folder / file) for file in set(names.values())}
+    compare_with_transformers(reference_checkpoint, result)
+
+
+def test_verify_hashes_the_files(reference_checkpoint: Path, referenced: ExportResult, tmp_path: Path) -> None:
+    folder = shutil.copytree(referenced.folder, tmp_path / "m/1")
+    manifest = manifest_of(referenced)
+    assert describe_check(manifest, read(ParityReport, folder / PARITY)) == "header"
+    with pytest.raises(ExportError, match=f"{FILE} is outside the folders of the setting reference_roots: no folder"):
+        verify(folder)
+    expected = {
+        str(reference_checkpoint / FILE): hashlib.sha256((reference_checkpoint / FILE).read_bytes()).hexdigest()
+    }
+    assert verify(folder, reference_roots=[reference_checkpoint]).references == expected
+    report = read(ParityReport, folder / PARITY)
+    assert report.references == expected
+    assert describe_check(manifest, report) == "content"
+    assert verify(folder, reference_roots=[reference_checkpoint]) == report
+
+
+def _damage(file: Path) -> None:
+    """Change the last byte of a file, and keep its time."""
+    status = file.stat()
+    with file.open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        last = stream.read(1)[0]
+        stream.seek(-1, os.SEEK_END)
+        stream.write(bytes([last ^ 1]))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_hash_of_a_hub_is_recorded_and_verified(reference_checkpoint: Path, tmp_path: Path) -> None:
+    cache, content = tmp_path / "models--q--w", (reference_checkpoint / FILE).read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    snapshot = cache / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (cache / "blobs").mkdir()
+    blob = cache / "blobs" / digest
+    blob.write_bytes(content)
+    (snapshot / FILE).symlink_to(f"../../blobs/{digest}")
+    shutil.copy(reference_checkpoint / "config.json", snapshot)
+    result = export(str(snapshot), "m", tmp_path, reference=True)
+    assert {path: of.sha256 for path, of in manifest_of(result).references.items()} == {str(blob): digest}
+    verify(result.folder, reference_roots=[snapshot])
+    _damage(blob)
+    with pytest.raises(ExportError, match=r"got sha256 \w+…, expected \w+…, as published"):
+        verify(result.folder, reference_roots=[cache])
+
+
+def test_missing_table_is_rejected(reference_checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(reference_checkpoint, tmp_path / "copy")
+    tensors = load_file(folder / FILE)
+    save_file({name: tensor for name, tensor in tensors.items() if SHARDS not in name}, folder / FILE, {"format": "pt"})
+    with pytest.raises(ExportError, match=r"no tensor layers.0.ple.ple_embedding.ngram_embedding.weight"):
+        export(str(folder), "m", tmp_path, reference=True)
+
+
+NGRAMS = NgramConfig(layers=(0,), size=3, heads=2, width=8, base=11, multiple=4, seed=1, reset_id=0, referenced=True)
+FRONT_END = FrontEndData(replace(GPT2Embeddings(5, 8, 6).config, ngrams=NGRAMS), {})
+ROW_WIDTH = NGRAMS.width // NGRAMS.heads_of_layer
+(ROWS,) = NGRAMS.table_rows
+
+
+def locate(table_file: Path, key: str = "table") -> ReferencedTables:
+    return reference_tables([[TableTensor(table_file, key, None)]], FRONT_END)
+
+
+@pytest.fixture
+def table_file(tmp_path: Path) -> Path:
+    save_file({"table": torch.ones(ROWS, ROW_WIDTH)}, tmp_path / "a.safetensors")
+    return tmp_path / "a.safetensors"
+
+
+def test_table_is_placed_after_the_header(table_file: Path) -> None:
+    ((part,),) = (table.parts for table in locate(table_file).tables)
+    assert (part.file, part.rows) == (str(table_file), ROWS)
+    assert part.begin == table_file.stat().st_size - ROWS * ROW_WIDTH * 4
+
+
+def test_missing_file_or_tensor_is_named(table_file: Path) -> None:
+    with pytest.raises(ExportError, match=rf"^{table_file}: no tensor other$"):
+        locate(table_file, "other")
+    with pytest.raises(ExportError, match=r"none: No such file or directory$"):
+        locate(table_file.parent / "none")
+
+
+def test_file_of_another_format_is_named(table_file: Path) -> None:
+    table_file.write_bytes(b"no header")
+    with pytest.raises(ExportError, match=str(table_file)):
+        locate(table_file)

@@ -14,14 +14,11 @@ from numpy.typing import NDArray
 
 import preblock
 from preblock.client.errors import RequestError
-from preblock.export.errors import ExportError, ParityError
+from preblock.export.errors import ExportError
 from preblock.export.exporter import ExportResult, export
-from preblock.export.outputs import OUTPUTS
-from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import verify
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
-from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.output_uses import describe_uses
 from preblock.service.runtime.session import Session
@@ -174,23 +171,6 @@ def test_damaged_part_is_rejected(changes: dict[str, Any], message: str, tmp_pat
     (tmp_path / "config.json").write_text(json.dumps(values | changes))
     with pytest.raises(CheckpointError, match=message):
         read_frontend(tmp_path, "text")
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_stored_dtype_applies_to_per_layer_table(dtype: str, layered_checkpoint: str, tmp_path: Path) -> None:
-    result = export(layered_checkpoint, "m", tmp_path, dtype=dtype)
-    assert set(result.parity.storage) == {"tokens.weight", "per_layer.tokens.weight"}
-    assert verify(result.folder).providers["CPUExecutionProvider"].outputs["per_layer_token_inputs"].max_abs == 0
-
-
-def test_per_layer_proof_detects_changed_row(exported: ExportResult, layered_checkpoint: str) -> None:
-    frontend = FrontEnd.from_data(read_frontend(Path(layered_checkpoint))).eval()
-    with torch.no_grad():
-        frontend.per_layer.tokens.weight = torch.nn.Parameter(frontend.per_layer.tokens.weight.clone())
-        frontend.per_layer.tokens.weight[98, 31] += 1
-    for name, graph in NAMES.items():
-        with pytest.raises(ParityError, match=f"^{name} of the graph differs from its reference"):
-            OUTPUTS[graph].prove(TorchReference(frontend), Session(exported.folder, graph=graph))
 
 
 def test_export_without_per_layer_inputs_has_no_such_outputs(tmp_path: Path) -> None:

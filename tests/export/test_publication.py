@@ -1,27 +1,31 @@
 """Drafts and versions of artifacts, and the remains of killed exports."""
 
-import inspect
-import itertools
-import shutil
+import resource
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from preblock.export import publication
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
-from preblock.export.publication import DRAFT, check_name, draft, publish, sweep, versions
+from preblock.export.layouts.triton import write_config
+from preblock.export.publication import DRAFT, draft, publish
+from preblock.export.verification import verify
+from preblock.export.withdrawal import withdraw
 from preblock.service.artifacts.catalog import find_artifacts
+from preblock.service.artifacts.io import read, write
+from preblock.service.artifacts.names import PARITY
+from preblock.service.artifacts.parity import ParityReport
+from preblock.service.runtime.providers import CPU
 from tests.export.interruption import end_at, interrupt_at
-from tests.support import commands
+from tests.support.artifacts import make_repository
+from tests.support.permissions import limited, ordinary_user, public_folder
 
 
 def add(repository: Path, name: str, content: str = "") -> int:
@@ -29,18 +33,6 @@ def add(repository: Path, name: str, content: str = "") -> int:
     with draft(repository, name) as folder:
         (folder / "file").write_text(content)
         return publish(folder)
-
-
-def test_versions_count_from_1_per_name(tmp_path: Path) -> None:
-    assert [add(tmp_path, name) for name in ("a", "a", "b", "a")] == [1, 2, 1, 3]
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["1", "2", "3"]
-
-
-def test_new_version_follows_highest_existing(tmp_path: Path) -> None:
-    for version in ("2", "9", "10"):
-        (tmp_path / "m" / version).mkdir(parents=True)
-    assert versions(tmp_path / "m") == [2, 9, 10]
-    assert add(tmp_path, "m") == 11
 
 
 def test_folder_that_is_no_version_is_not_counted(tmp_path: Path) -> None:
@@ -60,32 +52,6 @@ def test_published_version_is_complete_and_world_readable(tmp_path: Path) -> Non
     assert (folder / "file").read_text() == "content"
     assert folder.stat().st_mode & 0o777 == 0o755
     assert (folder / "file").stat().st_mode & 0o777 == 0o644
-
-
-def test_failed_export_leaves_no_files(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), draft(tmp_path, "m") as folder:
-        shutil.copyfile(tmp_path / "missing", folder / "file")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_failed_export_keeps_earlier_versions(tmp_path: Path) -> None:
-    add(tmp_path, "m")
-    with pytest.raises(RuntimeError), draft(tmp_path, "m"):
-        raise RuntimeError
-    assert [path.name for path in (tmp_path / "m").iterdir()] == ["1"]
-
-
-def test_draft_is_not_listed_as_artifact(tmp_path: Path) -> None:
-    add(tmp_path, "other")
-    with draft(tmp_path, "m"):
-        assert [name for name, *_ in find_artifacts(tmp_path)] == ["other"]
-
-
-def test_sweep_keeps_draft_of_running_process(tmp_path: Path) -> None:
-    with draft(tmp_path, "m") as first, draft(tmp_path, "m") as second:
-        sweep(tmp_path / "m")
-        assert first.is_dir()
-        assert second.is_dir()
 
 
 @pytest.mark.parametrize("name", [".tmp-0123456789abcdef", ".preblock-mine", ".preblock-0123456789abcdef-copy"])
@@ -144,7 +110,7 @@ def end_in_the_middle(
     return end_at(number, repository / "m", f"{DRAFT}*/{file}".rstrip("/"), "export", source, *options)
 
 
-@pytest.mark.parametrize("moment", ["the middle of the table", "the proof"])
+@pytest.mark.parametrize("moment", ["the proof"])
 def test_killed_export_is_invisible_and_removed_by_next_export(
     tiny_checkpoint: Path, large_checkpoint: Path, tmp_path: Path, moment: str
 ) -> None:
@@ -160,7 +126,6 @@ def test_killed_export_is_invisible_and_removed_by_next_export(
 @pytest.mark.parametrize(
     ("number", "code", "said", "moment"),
     [
-        (signal.SIGINT, 130, "interrupted", "the draft"),
         (signal.SIGINT, 130, "interrupted", "the middle of the rounded table"),
         (signal.SIGTERM, 143, "terminated", "the middle of the table"),
     ],
@@ -209,53 +174,6 @@ def test_draft_interrupted_at_any_line_leaves_no_files(tmp_path: Path) -> None:
     assert reached == ["block"]
 
 
-def test_draft_removed_at_any_line_is_recreated(tmp_path: Path) -> None:
-    """Acts as another export: sweeps and removes the name before each line of `draft` and pathlib in turn."""
-    files = {publication.__file__, inspect.getsourcefile(Path)}
-
-    def take_away_at(line: int) -> bool:
-        lines = itertools.count()
-
-        def trace(frame: FrameType, event: str, _: object) -> Any:
-            if frame.f_code.co_filename not in files:
-                return None
-            if event == "line" and next(lines) == line:
-                sys.settrace(None)
-                sweep(tmp_path / "m")
-                with suppress(OSError):
-                    (tmp_path / "m").rmdir()
-            return trace
-
-        (tmp_path / "m").mkdir(exist_ok=True)  # left by an export failing at this moment
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            with draft(tmp_path, "m") as folder:
-                sys.settrace(before)
-                assert folder.is_dir()
-                sweep(tmp_path / "m")
-                assert folder.is_dir()
-        finally:
-            sys.settrace(before)
-        assert list(tmp_path.glob("m/*")) == []
-        return next(lines) > line
-
-    taken = 0
-    while take_away_at(taken):
-        taken += 1
-    assert taken > 50
-
-
-def test_two_concurrent_exports_publish_two_versions(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    command = (commands.preblock, "export", tiny_checkpoint, "--name", "m", "--repository", tmp_path)
-    with commands.running(*command) as first, commands.running(*command) as second:
-        done = [first.wait(), second.wait()]
-    assert [(each.returncode, each.stderr.count("Traceback")) for each in done] == [(0, 0), (0, 0)]
-    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["1", "2"]
-    made = sorted(each.stdout.splitlines()[0] for each in done)
-    assert made == [f"exported m version {version}: {tmp_path / 'm' / version}" for version in "12"]
-
-
 def test_concurrent_drafts_publish_distinct_versions(tmp_path: Path) -> None:
     count, begin = 8, threading.Barrier(8)
 
@@ -278,23 +196,44 @@ def test_invalid_artifact_name_is_rejected(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["a", "0", "gpt2-small", "all-MiniLM-L6-v2.1_x", "x" * 128])
-def test_valid_artifact_name_is_accepted(name: str) -> None:
-    check_name(name)
-
-
 def test_draft_in_repository_path_of_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ExportError, match="file/m: Not a directory"), draft(tmp_path / "file", "m"):
         pass
 
 
-def test_draft_with_name_of_existing_file_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "m").touch()
-    with pytest.raises(ExportError, match="m: File exists"), draft(tmp_path, "m"):
-        pass
+@pytest.fixture
+def version() -> Iterator[Path]:
+    with public_folder() as place:
+        folder = make_repository(place, gpt="gpt") / "gpt/1"
+        for made in (folder, folder.parent):
+            made.chmod(0o755)
+        yield folder
 
 
-def test_draft_in_unwritable_repository_is_rejected() -> None:
-    with pytest.raises(ExportError, match="/proc/m: "), draft(Path("/proc"), "m"):
-        pass
+def test_version_of_another_user_stays(version: Path) -> None:
+    before = sorted(version.parent.rglob("*"))
+    with ordinary_user(), pytest.raises(ExportError, match=f"^{version}: Permission denied$"):
+        withdraw([version])
+    assert sorted(version.parent.rglob("*")) == before
+    withdraw([version])
+    assert not version.parent.exists()
+
+
+def test_config_on_a_full_disk_is_not_written(version: Path) -> None:
+    with limited(resource.RLIMIT_FSIZE, 0), pytest.raises(ExportError, match=r"config\.pbtxt: File too large$"):
+        write_config(version.parent)
+    assert [entry.name for entry in version.parent.iterdir()] == ["1"]
+
+
+def test_proof_on_a_full_disk_is_not_recorded(version: Path) -> None:
+    recorded = read(ParityReport, version / PARITY)
+    old = {CPU: recorded.providers[CPU].model_copy(update={"reference": "torch 0.1"})}
+    write(recorded.model_copy(update={"providers": old}), version / PARITY)
+    before = (version / PARITY).read_bytes()
+    with (
+        limited(resource.RLIMIT_FSIZE, 0),
+        pytest.raises(ExportError, match=r"parity\.json: proven, but not recorded: File too large$"),
+    ):
+        verify(version)
+    assert (version / PARITY).read_bytes() == before

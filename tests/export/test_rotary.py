@@ -1,4 +1,7 @@
-"""Rotary outputs of an artifact: its graphs, their proof, and where they are left out."""
+"""Rotary outputs of an artifact: forms, widths and types, their proof, and where they are left out.
+
+Oracles: transformers, and onnxruntime's operator RotaryEmbedding.
+"""
 
 import shutil
 from dataclasses import replace
@@ -7,12 +10,18 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 import transformers
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import Gemma4TextConfig, Gemma4TextModel
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+import preblock
 from preblock.export.errors import ExportError, ParityError
-from preblock.export.exporter import export
+from preblock.export.exporter import ExportResult, export
 from preblock.export.parity import prove_rotary
 from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import verify
@@ -25,6 +34,8 @@ from preblock.service.artifacts.manifest import Manifest, Rotary
 from preblock.service.artifacts.names import EMBEDDINGS_GRAPH, GRAPH
 from preblock.service.core.types import Int64
 from preblock.service.runtime.session import Session
+from tests.models.rejections import rejection
+from tests.support.servers import serve
 from tests.support.shared import Shared
 
 V, D, R = 40, 16, 8
@@ -74,17 +85,7 @@ def test_rotary_artifact_has_graphs_with_and_without_rotary(artifact: Path) -> N
     assert manifest.rotary == (Rotary(cos="rotary_cos", sin="rotary_sin", width=R, layout="half", max_len=None),)
     assert {node.op_type for node in onnx.load(artifact / EMBEDDINGS_GRAPH).graph.node} == {"Gather"}
     assert frontend_of(artifact).config.rotary == (RotaryOutput(config=RotaryConfig(dim=R, theta=5e5)),)
-
-
-@pytest.mark.parametrize("offset", [(0,), (FAR - 9,), (3, 70_000), (0, FAR - 9)])
-def test_rotary_outputs_have_one_row_per_offset(artifact: Path, offset: tuple[int, ...]) -> None:
-    values = feeds(2, 9, *offset)
-    found = Session(artifact).run(values)
-    expected = frontend_of(artifact).rotary_outputs(*map(torch.from_numpy, values.values()))
-    assert list(found) == ["embeddings", *expected]
-    for name, tensor in expected.items():
-        assert found[name].shape == (len(offset), 9, R)
-        assert np.abs(found[name] - tensor.numpy()).max() <= 2.0**-24  # half of the allowed error
+    verify(artifact)
 
 
 def test_rotary_outputs_are_equal_for_every_call_shape(artifact: Path) -> None:
@@ -99,26 +100,146 @@ def test_rotary_outputs_are_equal_for_every_call_shape(artifact: Path) -> None:
                 assert np.array_equal(part[name][0], whole[name][0, start : start + length])
 
 
-def test_verify_accepts_rotary_artifact(artifact: Path) -> None:
-    verify(artifact)
+WIDTHS = {"full_attention": 32, "sliding_attention": 8}
+LONGEST, OFFSET, LENGTH = 4000, 3100, 900
+SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "vocab_size_per_layer_input": 40,
+    "hidden_size": 16,
+    "hidden_size_per_layer_input": 4,
+    "intermediate_size": 8,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": WIDTHS["sliding_attention"],
+    "global_head_dim": WIDTHS["full_attention"],
+    "max_position_embeddings": LONGEST,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}
+CONFIG = Gemma4TextConfig(**SIZES)
+"""Another width for each kind of layer."""
+TOLERANCE = 2.0**-23
+Exports = tuple[str, ExportResult, ExportResult]
 
 
-def change(artifact: Path, copy: Path, name: str, old: str, new: str) -> Path:
-    """Copy the artifact with another operator in a graph, and with its new hash in the manifest."""
-    folder = shutil.copytree(artifact, copy)
-    model = onnx.load(folder / name, load_external_data=False)
-    node = next(node for node in model.graph.node if node.op_type == old)
-    node.op_type = new
-    onnx.save(model, folder / name)
-    manifest = read(Manifest, folder / "manifest.json")
-    files = manifest.files | {name: describe(folder / name)}
-    write(manifest.model_copy(update={"files": files}), folder / "manifest.json")
-    return folder
+@pytest.fixture(scope="module", params=["full", "half", "fused"])
+def exports(shared: Shared, request: pytest.FixtureRequest) -> Exports:
+    """A form, and the artifacts with float32 and with float16 outputs."""
+    torch.manual_seed(0)
+    source = str(shared.make("widths checkpoint", Gemma4TextModel(CONFIG).save_pretrained))
+    options: dict[str, Any] = {"rotary_layout": request.param}
+    wide = shared.build(f"widths {request.param}", lambda root: export(source, "m", root, **options))
+    options["rotary_dtype"] = "float16"
+    narrow = shared.build(f"narrow {request.param}", lambda root: export(source, "m", root, **options))
+    return request.param, wide, narrow
+
+
+def library(positions: Tensor, form: str, dtype: torch.dtype = torch.float32) -> dict[str, NDArray[Any]]:
+    """Return the cosines and sines of transformers by the names and in the form of our outputs."""
+    module = Gemma4TextModel(CONFIG).rotary_emb
+    found: dict[str, NDArray[Any]] = {}
+    for kind, width in WIDTHS.items():
+        cos, sin = module(torch.zeros(1, dtype=dtype), positions, kind)
+        if form != "full":
+            cos, sin = cos[..., : width // 2], sin[..., : width // 2]
+        parts = {"cos_sin": torch.cat((cos, sin), dim=-1)} if form == "fused" else {"cos": cos, "sin": sin}
+        found |= {f"rotary_{part}_{kind}": values.numpy() for part, values in parts.items()}
+    return found
+
+
+def run_graph(result: ExportResult, offset: int, length: int) -> dict[str, NDArray[Any]]:
+    """Return all rotary outputs of `model.onnx`, without any code of the service."""
+    session = onnxruntime.InferenceSession(result.folder / GRAPH)
+    names = [node.name for node in session.get_outputs() if node.name.startswith("rotary")]
+    given = {"input_ids": np.zeros((1, length), np.int64), "offset": np.array([offset])}
+    return dict(zip(names, session.run(names, given), strict=True))
+
+
+def test_rotary_graph_matches_transformers_in_each_form(exports: Exports) -> None:
+    form, wide, narrow = exports
+    positions = torch.arange(OFFSET, OFFSET + LENGTH)[None]
+    expected, rounded = library(positions, form), library(positions, form, torch.float16)
+    found, short = (run_graph(result, OFFSET, LENGTH) for result in (wide, narrow))
+    assert found.keys() == short.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=TOLERANCE)
+        # The float32 cosines of two libraries differ in the last bit, and then round to different neighbours.
+        assert (short[name] != rounded[name]).mean() < 1e-3
+        np.testing.assert_allclose(short[name], rounded[name], rtol=2.0**-10, atol=2.0**-24)
+    for offset in (0, OFFSET, 2**31 - 1000):
+        found, short = (run_graph(result, offset, LENGTH) for result in (wide, narrow))
+        for name, values in found.items():
+            assert short[name].dtype == np.float16
+            assert np.array_equal(short[name], values.astype(np.float16))
+
+
+def test_rotary_form_and_type_are_in_manifest_and_verified(exports: Exports) -> None:
+    form, *results = exports
+    for result, dtype in zip(results, ("float32", "float16"), strict=True):
+        assert isinstance(result.manifest, Manifest)
+        outputs = {spec.name: spec.dtype for spec in result.manifest.graphs[GRAPH].outputs}
+        assert outputs.pop("embeddings") == "float32"
+        assert outputs == dict.fromkeys(library(torch.zeros(1, 1), form), dtype)
+        for (kind, width), rotary in zip(WIDTHS.items(), result.manifest.rotary, strict=True):
+            assert (rotary.form, rotary.width, rotary.dtype) == (form, width, dtype)
+            assert {rotary.cos, rotary.sin} == {name for name in outputs if name.endswith(kind)}
+        verify(result.folder)
+
+
+def test_rotary_outputs_are_served_by_positions_and_offsets(exports: Exports) -> None:
+    form, _, narrow = exports
+    ids, positions = [[0] * 4, [1] * 4], [[7, 3, 3999, 0], [1, 2, 3, 4]]
+    wanted = library(torch.tensor(positions), form, torch.float16)
+    rows = library(torch.tensor([[5, 6, 7, 8], [90, 91, 92, 93]]), form, torch.float16)
+    with serve(narrow.folder.parent.parent) as server, preblock.connect(server.address) as client:
+        for name in wanted:
+            for given, expected in (({"position_ids": positions}, wanted), ({"offset": [5, 90]}, rows)):
+                for dtype in ("float32", "float16"):
+                    found = client.embed(ids, model="m", output=name, dtype=dtype, **given).vectors
+                    assert found.dtype == dtype
+                    np.testing.assert_allclose(found, expected[name], rtol=2.0**-10, atol=2.0**-24)
+
+
+@pytest.mark.parametrize("exports", ["half"], indirect=True)
+def test_half_form_works_as_cache_of_onnx_operator(exports: Exports) -> None:
+    _, wide, _ = exports
+    graph = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 20, "com.microsoft" : 1]>
+        rotate (float[b, h, l, d] x, int64[b, l] positions, float[m, r] cos, float[m, r] sin) => (float[b, h, l, d] y)
+        { y = com.microsoft.RotaryEmbedding (x, positions, cos, sin) }"""
+    )
+    found, positions = run_graph(wide, OFFSET, 7), torch.arange(OFFSET, OFFSET + 7)[None]
+    full = library(positions, "full")
+    for kind, width in WIDTHS.items():
+        query = torch.randn(1, 2, 7, width, generator=torch.Generator().manual_seed(0))
+        given: dict[str, Any] = {"x": query.numpy(), "positions": np.arange(7)[None]}
+        given |= {part: found[f"rotary_{part}_{kind}"][0] for part in ("cos", "sin")}
+        (turned,) = onnxruntime.InferenceSession(graph.SerializeToString()).run(None, given)
+        cos, sin = (torch.from_numpy(full[f"rotary_{part}_{kind}"]) for part in ("cos", "sin"))
+        np.testing.assert_allclose(turned, apply_rotary_pos_emb(query, query, cos, sin)[0], rtol=0, atol=1e-6)
+
+
+def test_rotary_output_survives_document_round_trip() -> None:
+    for changes in ({}, {"form": "half"}, {"form": "fused"}, {"dtype": "float16"}):
+        output = RotaryOutput(config=RotaryConfig(dim=8), **changes)  # type: ignore[arg-type]
+        document = output.to_document()
+        assert RotaryOutput.from_document(document) == output
+        assert document.keys() & {"form", "dtype"} == changes.keys()
+    for field, value, allowed in (("form", "quarter", "full, half, fused"), ("dtype", "bfloat16", "float32, float16")):
+        found = rejection(ValueError, RotaryOutput.from_document, {"dim": 8, field: value})
+        assert found == f"rotary.{field}: got {value!r}, expected {allowed}"
 
 
 def test_verify_detects_changed_rotary_output(artifact: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(artifact, tmp_path / "1")
+    model = onnx.load(folder / GRAPH, load_external_data=False)
+    next(node for node in model.graph.node if node.op_type == "Sin").op_type = "Cos"
+    onnx.save(model, folder / GRAPH)
+    manifest = read(Manifest, folder / "manifest.json")
+    files = manifest.files | {GRAPH: describe(folder / GRAPH)}
+    write(manifest.model_copy(update={"files": files}), folder / "manifest.json")
     with pytest.raises(ParityError, match="rotary_sin of the graph differs from its reference by"):
-        verify(change(artifact, tmp_path / "1", GRAPH, "Sin", "Cos"))
+        verify(folder)
 
 
 def test_proof_detects_changed_graph_without_rotary(artifact: Path, tmp_path: Path) -> None:
@@ -132,13 +253,18 @@ def test_proof_detects_changed_graph_without_rotary(artifact: Path, tmp_path: Pa
         prove_rotary(TorchReference(frontend_of(folder)), Session(folder), Session(folder, graph=EMBEDDINGS_GRAPH))
 
 
-@pytest.mark.parametrize("changes", [{"theta": 5.0001e5}, {"scaling": "linear", "factor": 1.00001}])
-def test_rotary_proof_detects_slightly_different_frequencies(artifact: Path, changes: dict[str, Any]) -> None:
-    config = frontend_of(artifact).config
-    (output,) = config.rotary
-    other = replace(config, rotary=(replace(output, config=replace(output.config, **changes)),))
-    with pytest.raises(ParityError, match=r"rotary_(cos|sin) of the graph differs"):
-        prove_rotary(TorchReference(FrontEnd(other)), Session(artifact), Session(artifact, graph=EMBEDDINGS_GRAPH))
+def test_rotary_proof_detects_slightly_different_frequencies(artifact: Path, tmp_path: Path) -> None:
+    narrow = export(checkpoint(tmp_path / "llama"), "m", tmp_path, rotary_layout="fused", rotary_dtype="float16").folder
+    for folder, changes in (
+        (artifact, {"theta": 5.0001e5}),
+        (artifact, {"scaling": "linear", "factor": 1.00001}),
+        (narrow, {"theta": 5.01e5}),
+    ):
+        config = frontend_of(folder).config
+        (output,) = config.rotary
+        other = replace(config, rotary=(replace(output, config=replace(output.config, **changes)),))
+        with pytest.raises(ParityError, match=r"rotary_(cos|sin|cos_sin) of the graph differs"):
+            prove_rotary(TorchReference(FrontEnd(other)), Session(folder), Session(folder, graph=EMBEDDINGS_GRAPH))
 
 
 def test_length_dependent_rotary_needs_rotary_length(tmp_path: Path) -> None:
@@ -148,25 +274,24 @@ def test_length_dependent_rotary_needs_rotary_length(tmp_path: Path) -> None:
     assert any("leaving rotary outputs out: rope_type 'dynamic' depends on the length" in line for line in reports)
     assert not (left_out.folder / EMBEDDINGS_GRAPH).exists()
     assert [spec.name for spec in left_out.manifest.graphs[GRAPH].outputs] == ["embeddings"]
-
     exported = export(source, "long", tmp_path, max_len=4 * FAR, rotary_length=2 * FAR)
     verify(exported.folder)
-    frontend = frontend_of(exported.folder)
-    assert (frontend.signature.max_len, frontend.signature.rotary_len) == (4 * FAR, 2 * FAR)
-    found = Session(exported.folder).run(feeds(1, 5, 2 * FAR - 5))
-    for name, tensor in frontend.rotary_outputs(torch.zeros((1, 5), dtype=torch.int64), 2 * FAR - 5).items():
-        assert np.abs(found[name] - tensor.numpy()).max() <= 2.0**-23
+    signature = frontend_of(exported.folder).signature
+    assert (signature.max_len, signature.rotary_len) == (4 * FAR, 2 * FAR)
 
 
-def test_needless_rotary_length_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="--rotary-length is only for published checkpoints"):
-        export("gpt2-small", "m", tmp_path, rotary_length=9)
-    with pytest.raises(ExportError, match="--rotary-length: the angles of 'llama' here do not"):
-        export(checkpoint(tmp_path / "llama"), "m", tmp_path, rotary_length=9)
-
-
-def test_scaled_rotary_outputs_are_verified(tmp_path: Path) -> None:
-    source = checkpoint(
-        tmp_path / "llama", rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, attention_factor=3.3
-    )
-    verify(export(source, "yarn", tmp_path).folder)
+def test_unfit_rotary_option_is_rejected(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    llama, bert = checkpoint(tmp_path / "llama"), str(tiny_checkpoint)
+    yarn = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+    large = checkpoint(tmp_path / "large", **yarn, attention_factor=1e5)
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("gpt2-small", {"rotary_length": 9}, "--rotary-length is only for published checkpoints"),
+        (bert, {"rotary_length": 9}, "--rotary-length: 'bert' here has no rotary"),
+        (llama, {"rotary_length": 9}, "--rotary-length: the angles of 'llama' here do not"),
+        ("gpt2-small", {"rotary_layout": "half"}, "--rotary-layout: got half, but the model has no rotary outputs: "),
+        ("gpt2-small", {"rotary_dtype": "float16"}, "--rotary-dtype: got float16, but the model has no rotary outp"),
+        (large, {"rotary_dtype": "float16"}, "--rotary-dtype: rotary.dtype: got 'float16', expected 'float32' for val"),
+    ]
+    for source, options, message in cases:
+        assert message in rejection(ExportError, export, source, "m", tmp_path, **options)
+    verify(export(checkpoint(tmp_path / "yarn", **yarn, attention_factor=3.3), "yarn", tmp_path).folder)

@@ -1,32 +1,40 @@
-"""Sources and their front-ends."""
+"""Sources, options and origins of an export."""
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
-import tempfile
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
+from transformers import BertModel
 
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
-from preblock.export.options import HUB, resolve
+from preblock.export.options import ExportOptions, default_name, detect_format, parse_source, resolve
+from preblock.export.origin import SameExport, find_same
 from preblock.export.source import load_source
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend_data import FrontEndData
-from preblock.service.artifacts.manifest import Source
+from preblock.models.frontend_file import INDEX, WEIGHTS
+from preblock.service.artifacts.names import MANIFEST
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import PartsRequest, RowPart, TextRequest
 from preblock.service.runtime.model import TokenModel
 from tests.families.stems import save
 from tests.support import commands
 from tests.support.engines import ask_engine, open_engine
+from tests.support.permissions import ordinary_user, public_folder
+from tests.support.static_models import save_bag
 from tests.support.tokenizers import write_tokenizer
 
 
@@ -46,15 +54,6 @@ def test_load_source_of_stem_leaves_tokenizer_out(tmp_path: Path) -> None:
     assert load_source(resolve(str(tmp_path), side="decoder")).tokenizer == tmp_path / "tokenizer.json"
 
 
-def test_load_source_of_preset_builds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    loaded = load_source(resolve("transformer-base"))
-    assert loaded.record == Source(kind="preset", name="transformer-base")
-    assert isinstance(loaded.frontend, FrontEndData)
-    assert loaded.frontend.signature.vocab_size == 32000
-    assert loaded.tokenizer is None
-
-
 def test_load_source_prefers_folder_to_preset(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,64 +65,16 @@ def test_load_source_prefers_folder_to_preset(
     assert loaded.frontend.signature.vocab_size == 40
 
 
-def test_load_source_prefers_folder_to_hub(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "hf:owner").mkdir()
-    (tmp_path / "hf:owner" / "name").symlink_to(tiny_checkpoint)
-    assert load_source(resolve("hf:owner/name")).record.kind == "folder"
-
-
-@pytest.mark.parametrize(
-    ("source", "name", "revision"),
-    [
-        ("hf:openai-community/gpt2", "openai-community/gpt2", None),
-        ("hf:a/b.c-d_e@v1.0", "a/b.c-d_e", "v1.0"),
-        ("hf:a/b@refs/pr/3", "a/b", "refs/pr/3"),
-    ],
-)
-def test_hub_source_is_parsed_into_name_and_revision(source: str, name: str, revision: str | None) -> None:
-    match = HUB.fullmatch(source)
-    assert match is not None
-    assert (match["name"], match["revision"]) == (name, revision)
-
-
-@pytest.mark.parametrize(("side", "arithmetic"), [("encoder", "float32"), (None, "source")])
-def test_side_or_arithmetic_of_preset_is_rejected(side: str | None, arithmetic: Literal["float32", "source"]) -> None:
-    with pytest.raises(ExportError, match=r"--(side|arithmetic) is only for published checkpoints; gpt2-small is none"):
-        load_source(resolve("gpt2-small", side=side, arithmetic=arithmetic))
-
-
-def test_segments_option_for_preset_is_rejected() -> None:
-    with pytest.raises(ExportError, match="--segments is only for published checkpoints"):
-        load_source(resolve("gpt2-small", segments=True))
-
-
-def test_segments_option_for_unsupported_model_is_rejected(tiny_checkpoint: Path) -> None:
-    with pytest.raises(ExportError, match=r"--segments is only for .*; the model is 'bert'"):
-        load_source(resolve(str(tiny_checkpoint), segments=True))
-
-
 @pytest.fixture
 def folder(tiny_checkpoint: Path, tmp_path: Path) -> Path:
     """A copy of the tiny checkpoint, to be changed."""
     return Path(shutil.copytree(tiny_checkpoint, tmp_path / "tiny"))
 
 
-@pytest.mark.parametrize(
-    "content", ["", "no JSON", "{}", "[1]", '{"version": "1.0"}', "[" * 100_000, '{"model":' * 100_000]
-)
+@pytest.mark.parametrize("content", ["", "{}", "[" * 100_000])
 def test_invalid_tokenizer_file_is_rejected(folder: Path, content: str) -> None:
     (folder / "tokenizer.json").write_text(content)
     with pytest.raises(ExportError, match=r"tiny/tokenizer\.json is no tokenizer of the package tokenizers: "):
-        load_source(resolve(str(folder)))
-
-
-def test_tokenizer_pipe_is_rejected(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    os.mkfifo(folder / "tokenizer.json")
-    with pytest.raises(ExportError, match=r"tokenizer\.json: a folder, pipe or device, expected a regular file"):
         load_source(resolve(str(folder)))
 
 
@@ -132,13 +83,6 @@ def test_tokenizer_link_outside_folder_is_rejected(folder: Path, target: str) ->
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").symlink_to(target)
     with pytest.raises(ExportError, match=rf"tokenizer\.json: a link to {target}, outside the folder"):
-        load_source(resolve(str(folder)))
-
-
-def test_dangling_tokenizer_link_is_rejected(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer.json").symlink_to("nowhere")
-    with pytest.raises(ExportError, match=r"tokenizer\.json: no such file or directory"):
         load_source(resolve(str(folder)))
 
 
@@ -198,18 +142,248 @@ def test_token_around_texts_beyond_table_is_rejected(folder: Path) -> None:
 
 
 def test_unreadable_source_reports_permission_denied() -> None:
-    if os.geteuid():
-        pytest.skip("needs root, to become another user")
-    with tempfile.TemporaryDirectory() as place:
-        (Path(place) / "inner").mkdir()
-        os.seteuid(65534)
-        try:
-            with pytest.raises(ExportError, match=r"inner: permission denied"):
-                load_source(resolve(f"{place}/inner"))
-        finally:
-            os.seteuid(0)
+    with public_folder() as place:
+        (place / "private").mkdir(mode=0o700)
+        with ordinary_user(), pytest.raises(ExportError, match=r"inner: permission denied"):
+            load_source(resolve(f"{place}/private/inner"))
 
 
 def test_known_family_is_exported_without_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:
     done = commands.run(commands.export_without_transformers, tiny_checkpoint, tmp_path)
     assert done.stdout == f"{tmp_path}/m/1\n", done.stderr
+
+
+def folder_of(parent: Path, **config: Any) -> str:
+    """Make a folder with a `config.json` and no weights."""
+    (parent / "config.json").write_text(json.dumps(config))
+    return str(parent)
+
+
+def test_options_module_does_not_import_torch() -> None:
+    code = "import sys, preblock.export.options; print({'torch', 'huggingface_hub', 'onnx'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("gpt2", "'gpt2' is neither a folder nor a preset; did you mean gpt2-small?"),
+        ("GPT2-Smal", "'GPT2-Smal' is neither a folder nor a preset; did you mean gpt2-small?"),
+        ("x", "'x' is neither a folder nor a preset; known presets: gpt2-small, transformer-base"),
+        ("", "the text is empty; name a folder, a preset, or hf:owner/name"),
+        (
+            "owner/name",
+            "no folder owner/name exists; to download it from the hub, prefix it with hf:, as in hf:owner/name",
+        ),
+        ("./none", "no folder ./none exists"),
+        ("a.txt", "a.txt is a file; name its folder, which holds config.json or frontend.toml"),
+        ("/none/a", "no folder /none/a exists"),
+        ("hf:name", "'hf:name' names no repository of the hub; write hf:owner/name or hf:owner/name@revision"),
+        ("hf:a/b/c", "'hf:a/b/c' names no repository of the hub; write hf:owner/name or hf:owner/name@revision"),
+    ],
+)
+def test_unknown_source_is_rejected_with_suggestion(
+    source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").touch()
+    with pytest.raises(ExportError) as error:
+        parse_source(source)
+    assert str(error.value) == f"SOURCE: {message}"
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("0_Transformer/config.json", r"; the model lies in 0_Transformer: export .*/0_Transformer$"),
+        ("model.gguf", r", only model\.gguf, a file for other engines"),
+        ("model.safetensors", "$"),
+        ("model.safetensors.index.json", "$"),
+    ],
+)
+def test_folder_with_model_elsewhere_is_rejected_with_advice(name: str, advice: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    with pytest.raises(ExportError, match=rf"neither config\.json nor frontend\.toml{advice}"):
+        detect_format(tmp_path, ExportOptions())
+
+
+@pytest.mark.parametrize("beside_model", [True, False])
+def test_folder_with_adapter_is_rejected(beside_model: bool, tmp_path: Path) -> None:
+    folder = Path(folder_of(tmp_path, model_type="bert")) if beside_model else tmp_path
+    assert not beside_model or detect_format(folder, ExportOptions()) == "checkpoint"
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ExportError, match=r"adapter_config\.json belongs to an adapter .* merge_and_unload\(\)"):
+        detect_format(folder, ExportOptions())
+
+
+def test_folder_of_exported_artifact_is_rejected(tiny_repository: Path) -> None:
+    for folder in (tiny_repository / "bert", tiny_repository / "bert" / "1"):
+        with pytest.raises(ExportError, match="it is an exported artifact already, ready for `preblock serve`"):
+            detect_format(folder, ExportOptions())
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        ({}, {}, "model_type is missing, expected a name such as 'bert'; `preblock families` lists the known ones"),
+        ({"model_type": None}, {}, "model_type is missing, expected a name such as 'bert'"),
+        ({"model_type": ["bert"]}, {}, "model_type is ['bert'], expected a name such as 'bert'"),
+        ({"model_type": "bart"}, {}, "--side is missing, but a model of type 'bart' needs one of encoder, decoder"),
+        ({"model_type": "bart"}, {"side": "vision"}, "--side is 'vision', but a model of type 'bart' needs one of"),
+        ({"model_type": "gpt2"}, {"side": "text"}, "--side is only for models with two sides; 'gpt2' has one"),
+        ({"model_type": "bert"}, {"segments": True}, "whose segments are token ids; the model is 'bert'"),
+        ({"model_type": "vit"}, {"segments": True}, "--segments is only for front-ends of token ids; a stem is none"),
+        ({"model_type": "vit"}, {"arithmetic": "source"}, "--arithmetic is only for front-ends of token ids"),
+        ({"model_type": "vit"}, {"max_len": 5}, "--max-len is only for"),
+        ({"model_type": "vit"}, {"dtype": "int8"}, "--dtype is only for"),
+    ],
+)
+def test_config_json_alone_suffices_to_reject_model(
+    config: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError) as error:
+        resolve(folder_of(tmp_path, **config), "m", **options)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "../x"}, "--name: got '../x', expected 1 to 128 letters"),
+        ({"scale": "row"}, "--scale is only for --dtype int8; the dtype is float32"),
+        ({"resizing": "truncate"}, "--resize needs --max-len"),
+        ({"side": "encoder"}, "--side is only for published checkpoints; gpt2-small is none"),
+    ],
+)
+def test_incompatible_options_are_rejected(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExportError) as error:
+        resolve("gpt2-small", **{"name": "m"} | arguments)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("gpt2-small", "gpt2-small"),
+        ("hf:sentence-transformers/all-MiniLM-L6-v2@main", "all-MiniLM-L6-v2"),
+        ("folder", "folder"),
+        ("my model (v2)", "my-model-v2-"),
+        ("__hidden", "hidden"),
+        ("x" * 200, "x" * 128),
+    ],
+)
+def test_default_name_is_derived_from_source(
+    source: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if ":" not in source and source != "gpt2-small":
+        (tmp_path / source).mkdir()
+    assert default_name(source) == name
+
+
+def test_default_name_of_folder_without_letters_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "___").mkdir()
+    with pytest.raises(ExportError, match="--name is needed: the name of the source, '___', has no letter"):
+        default_name(str(tmp_path / "___"))
+
+
+def same(source: Path, repository: Path) -> SameExport | None:
+    return find_same(resolve(str(source), "m"), repository, lambda _: None, None)
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository with an export of the tiny checkpoint."""
+    root = tmp_path_factory.mktemp("exported")
+    export(str(tiny_checkpoint), "m", root)
+    return root
+
+
+@pytest.fixture
+def source(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint, to be changed."""
+    return Path(shutil.copytree(tiny_checkpoint, tmp_path / "copy"))
+
+
+def record(repository: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((repository / "m" / "1" / MANIFEST).read_text())["source"]
+    return found
+
+
+def test_manifest_of_folder_names_hashes_of_read_files(exported: Path, tiny_checkpoint: Path) -> None:
+    names = ("config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json")
+    hashes = {name: hashlib.sha256((tiny_checkpoint / name).read_bytes()).hexdigest() for name in names}
+    assert record(exported)["files"] == hashes
+    assert "options" not in record(exported)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "weights": lambda folder: (folder / WEIGHTS).write_bytes(b"other"),
+    "no weights": lambda folder: (folder / WEIGHTS).unlink(),
+    "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
+    "a new file": lambda folder: (folder / "modules.json").write_text("[]"),
+    "settings of the tokenizer": lambda folder: (folder / "tokenizer_config.json").write_text("{}"),
+    "a pipe": lambda folder: replace_by_pipe(folder / "config.json"),
+}
+
+
+def replace_by_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_folder_is_not_the_same(change: str, source: Path, exported: Path, tmp_path: Path) -> None:
+    (source / "README.md").write_text("not read")
+    asked = resolve(str(source), "m"), exported, lambda _: None, tmp_path / "cache"
+    for _ in range(2):  # without and with the cache
+        assert find_same(*asked) == SameExport(1)
+    CHANGES[change](source)
+    assert find_same(*asked) is None
+
+
+def test_only_newest_export_of_this_release_is_the_same(source: Path, exported: Path, tmp_path: Path) -> None:
+    first = shutil.copytree(exported / "m", tmp_path / "r" / "m") / "1"
+    document = json.loads((first / MANIFEST).read_text())
+    (first / MANIFEST).write_text(json.dumps(document | {"versions": {"preblock": "0.0.9"}}))
+    assert same(source, tmp_path / "r") is None
+    shutil.copytree(exported / "m" / "1", first.with_name("2"))
+    assert same(source, tmp_path / "r") == SameExport(2)
+    for version, options in ((3, {"arithmetic": "source"}), (4, {"max_len": 9, "resizing": "truncate"})):
+        made = export(str(source), "m", tmp_path / "r", **options)
+        assert (made.folder.name, made.manifest.source.options) == (str(version), options)
+        assert made.manifest.source.files == {}
+        assert same(source, tmp_path / "r") is None
+    preset = {"kind": "preset", "name": "gpt2-small"}
+    for options, found in (({}, SameExport(4)), ({"dtype": "int8"}, None)):
+        changed = json.loads((exported / "m/1" / MANIFEST).read_text()) | {"source": preset | {"options": options}}
+        (first.with_name("4") / MANIFEST).write_text(json.dumps(changed))
+        assert find_same(resolve("gpt2-small", "m"), tmp_path / "r", lambda _: None, None) == found
+    (first.with_name("4") / MANIFEST).write_text("{")
+    with pytest.raises(ExportError, match=r"m/4: manifest\.json is no JSON file: "):
+        same(source, tmp_path / "r")
+
+
+def test_unread_shard_may_change(source: Path, tmp_path: Path) -> None:
+    BertModel.from_pretrained(source).save_pretrained(source, max_shard_size="1KB")
+    (source / WEIGHTS).unlink()
+    export(str(source), "m", tmp_path / "r")
+    shards = {file.name for file in source.glob("*.safetensors")}
+    read = set(record(tmp_path / "r")["files"])  # type: ignore[call-overload]
+    assert INDEX in read
+    assert shards & read
+    for shard in shards - read:
+        (source / shard).unlink()
+    assert same(source, tmp_path / "r") == SameExport(1)
+    (source / min(shards & read)).write_bytes(b"other")
+    assert same(source, tmp_path / "r") is None
+
+
+def test_static_model_in_subfolder_is_compared(tmp_path: Path) -> None:
+    folder = save_bag(tmp_path / "bag")
+    export(str(folder), "m", tmp_path / "r")
+    assert same(folder, tmp_path / "r") == SameExport(1)
+    (weights,) = folder.glob(f"*/{WEIGHTS}")
+    weights.write_bytes(b"other")
+    assert same(folder, tmp_path / "r") is None

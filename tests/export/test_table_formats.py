@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.export.errors import ExportError
-from preblock.export.table_formats import FORMATS, TableFormat, find_format
+from preblock.export.table_formats import FORMATS, find_format
 
 Float32 = NDArray[np.float32]
 HARD = np.array(
@@ -40,55 +40,6 @@ def table(rows: int, width: int) -> Float32:
 def test_float16_and_bfloat16_round_to_nearest_even(dtype: str, type_: type, values: Float32) -> None:
     _, widened = stored(values, dtype)
     assert widened.tobytes() == values.astype(type_).astype(np.float32).tobytes()  # signs of zeros too
-
-
-@pytest.mark.parametrize("scale", ["row", "tensor"])
-def test_int8_rounds_to_nearest_of_255_steps(scale: str) -> None:
-    values = table(12, 40)
-    values[3] = 0
-    parts, widened = stored(values, "int8", scale)
-    assert parts[""].dtype == np.int8
-    assert parts[".scale"].shape == ((12, 1) if scale == "row" else ())
-    largest = np.abs(values).max(1, keepdims=True) if scale == "row" else np.abs(values).max()
-    step = np.where(largest == 0, np.float32(1), largest / np.float32(127))
-    assert np.array_equal(parts[".scale"], step)
-    for row, column in np.ndindex(values.shape):
-        unit = step[row, 0] if scale == "row" else step
-        steps = range(-127, 128)
-        nearest = min(abs(float(values[row, column]) - number * float(unit)) for number in steps)
-        error = abs(float(values[row, column]) - int(parts[""][row, column]) * float(unit))
-        assert error <= nearest * (1 + 1e-6) + 1e-12
-    assert np.array_equal(widened, parts[""].astype(np.float32) * parts[".scale"])
-    assert not widened[3].any()
-
-
-@pytest.mark.parametrize("width", [1, 31, 32, 33, 70, 96])
-def test_int4_packs_two_columns_per_byte_with_block_scales(width: int) -> None:
-    values = table(5, width)
-    values[2, :32] = 0
-    parts, widened = stored(values, "int4")
-    blocks = -(-width // 32)
-    assert parts[""].dtype == np.uint8
-    assert parts[""].shape == (5, 16 * blocks)
-    assert parts[".scale"].shape == (5, blocks, 1)
-    for row, column in np.ndindex(values.shape):
-        block = values[row, column // 32 * 32 : column // 32 * 32 + 32]
-        step = np.abs(block).max() / np.float32(7) or np.float32(1)
-        byte, upper = column % (16 * blocks), column // (16 * blocks)
-        number = (int(parts[""][row, byte]) >> 4 * upper & 15) - 8
-        assert -7 <= number <= 7
-        assert widened[row, column] == np.float32(number) * step
-        assert abs(widened[row, column] - values[row, column]) <= step * (0.5 + 1e-6)
-
-
-@pytest.mark.parametrize("format_", FORMATS, ids=lambda format_: f"{format_.dtype}-{format_.scale}")
-def test_rounding_of_row_is_independent_of_other_rows(format_: TableFormat) -> None:
-    rows = table(9, 70)
-    whole = format_.whole(iter([rows]))
-    together = format_.narrow(rows, whole)
-    for row in range(9):
-        alone = format_.narrow(rows[row : row + 1], whole)
-        assert all(np.array_equal(alone[name][0], part[row]) for name, part in together.items())
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("int8", "row"), ("int8", "tensor"), ("int4", None)])

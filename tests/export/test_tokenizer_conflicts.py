@@ -101,51 +101,26 @@ ERRORS: dict[str, tuple[Callable[[], Files], set[str]]] = {
     "bert accents kept": (lambda: files(bert(), "bert", strip_accents=False), {"strip_accents"}),
     "bert accents by default": (lambda: files(bert(strip_accents=False), "bert"), {"strip_accents"}),
     "bert chinese": (lambda: files(bert(), "bert", tokenize_chinese_chars=False), {"tokenize_chinese_chars"}),
-    "bert chinese by default": (lambda: files(bert(handle_chinese_chars=False), "bert"), {"tokenize_chinese_chars"}),
-    "electra": (lambda: files(bert(lowercase=False), "electra", "ElectraTokenizerFast"), {"do_lower_case"}),
     "bert without its tokens": (lambda: files(bert() | {"post_processor": None}, "bert"), {"post_processor"}),
     "bert with another first token": (
         lambda: files(bert() | {"post_processor": template("[MASK]", "[SEP]", {"[MASK]": 4, "[SEP]": 3})}, "bert"),
         {"post_processor"},
     ),
-    "bert with another cls_token": (lambda: files(bert(), "bert", cls_token="[MASK]"), {"post_processor"}),
     "bert with words by spaces": (
         lambda: files(bert() | {"pre_tokenizer": {"type": "WhitespaceSplit"}}, "bert"),
         {"tokenizer_class"},
     ),
     "unigram declared bert": (lambda: files(xlm_roberta(), "bert"), {"tokenizer_class", "post_processor"}),
-    "unigram declared roberta": (lambda: files(xlm_roberta(), "xlm-roberta", "RobertaTokenizer"), {"tokenizer_class"}),
     "wordpiece declared t5": (lambda: files(bert(), "t5"), {"tokenizer_class"}),
     "gpt2 with prefix": (lambda: files(gpt2(), "gpt2", "GPT2Tokenizer", add_prefix_space=True), {"add_prefix_space"}),
     "gpt2 without prefix": (lambda: files(gpt2(prefix=True), "gpt2"), {"add_prefix_space"}),
-    "roberta with prefix": (lambda: files(roberta(), "roberta", add_prefix_space=True), {"add_prefix_space"}),
     "roberta without its tokens": (lambda: files(roberta(post_processor=None), "roberta"), {"post_processor"}),
-    "gpt2 class over split digits": (
-        lambda: files(
-            gpt2(
-                pre_tokenizer={
-                    "type": "Sequence",
-                    "pretokenizers": [{"type": "Digits", "individual_digits": True}, gpt2()["pre_tokenizer"]],
-                }
-            ),
-            "granite4",
-            "GPT2Tokenizer",
-        ),
-        {"tokenizer_class"},
-    ),
-    "gpt2 normalizer dropped": (lambda: files(gpt2(normalizer={"type": "Lowercase"}), "gpt2"), {"tokenizer_class"}),
     "neox loses its first token": (
         lambda: files(gpt2(normalizer={"type": "NFC"}, post_processor=FIRST), "gpt_neox", pad_token=None),
         {"post_processor"},
     ),
     "llama prefix off": (
         lambda: files(llama(), "llama", "LlamaTokenizer", add_prefix_space=False),
-        {"tokenizer_class"},
-    ),
-    "llama without prefix in file": (
-        lambda: files(
-            llama(pre_tokenizer={**llama()["pre_tokenizer"], "prepend_scheme": "never"}), "llama", "LlamaTokenizer"
-        ),
         {"tokenizer_class"},
     ),
     "qwen2 with another pattern": (lambda: files(gpt2(), "qwen2", "Qwen2Tokenizer"), {"tokenizer_class"}),
@@ -186,7 +161,6 @@ WARNINGS: dict[str, tuple[Callable[[], Files], set[str]]] = {
     ),
     "extra token": (lambda: files(gpt2(), "gpt2", extra_special_tokens=["<new>"]), {"extra_special_tokens"}),
     "token of the model": (lambda: files(gpt2(), "gpt2", image_token="<new>"), {"image_token"}),
-    "pad token of the settings": (lambda: files(gpt2(), "gpt2", pad_token="<new>"), {"pad_token"}),
     "token of the map": (
         lambda: files(gpt2(), "gpt2", special_tokens_map__json={"pad_token": "<new>"}),
         {"special_tokens_map.json"},
@@ -197,7 +171,6 @@ WARNINGS: dict[str, tuple[Callable[[], Files], set[str]]] = {
         lambda: files(DEBERTA, "deberta-v2", "DebertaV2Tokenizer"),
         {"tokenizer_class"},
     ),
-    "legacy llama": (lambda: files(llama(legacy=True), "llama", "LlamaTokenizer"), {"tokenizer_class"}),
 }
 """Conflicts of text with special tokens, or of odd text."""
 
@@ -217,10 +190,6 @@ UNUSED: dict[str, tuple[Callable[[], Files], set[str]]] = {
     "lower case of a plain tokenizer": (
         lambda: files(bert(lowercase=False), "bert", "PreTrainedTokenizerFast", do_lower_case=True),
         {"do_lower_case"},
-    ),
-    "prefix of a plain tokenizer": (
-        lambda: files(gpt2(), "falcon", "PreTrainedTokenizerFast", add_prefix_space=True),
-        {"add_prefix_space"},
     ),
     "ids of the post-processor": (
         lambda: files(
@@ -269,26 +238,22 @@ UNUSED: dict[str, tuple[Callable[[], Files], set[str]]] = {
 
 GOOD: dict[str, Callable[[], Files]] = {
     "bert": lambda: files(bert(), "bert", "BertTokenizer", do_lower_case=True, clean_up_tokenization_spaces=True),
-    "bert cased": lambda: files(bert(lowercase=False), "bert", "BertTokenizer", do_lower_case=False),
     "bert beside a class of its own": lambda: files(
         bert(), "bert", "BertTokenizer", auto_map={"AutoTokenizer": ["own.Tokenizer", None]}
     ),
     "bert with decoder": lambda: files(
         bert(), "bert", added_tokens_decoder=decoder_of(bert()), additional_special_tokens=["[MASK]"]
     ),
-    "distilbert": lambda: files(bert(), "distilbert", "DistilBertTokenizer"),
     "gpt2": lambda: files(gpt2(), "gpt2", "GPT2Tokenizer", add_prefix_space=False, add_bos_token=False, **GPT2_TOKENS),
     "gpt2 with prefix": lambda: files(gpt2(prefix=True), "gpt2", add_prefix_space=True),
     "roberta": lambda: files(roberta(), "roberta", "RobertaTokenizerFast"),
     "llama": lambda: files(llama(), "llama", "LlamaTokenizer", add_bos_token=True, add_eos_token=False),
     "llama 3": lambda: files(gpt2(post_processor=FIRST), "llama", "PreTrainedTokenizerFast"),
-    "byte-level declared llama": lambda: files(gpt2(), "llama", "LlamaTokenizerFast"),
     "t5": lambda: files(t5(), "t5", "T5Tokenizer", extra_ids=0),
     "xlm-roberta": lambda: files(xlm_roberta(), "xlm-roberta", "XLMRobertaTokenizer"),
     "unigram of a plain class": lambda: files(xlm_roberta(), "bert", "PreTrainedTokenizerFast"),
     "mistral": lambda: mistral("5.0.0"),
     "byte-level with the word None": lambda: files(with_word(gpt2(), "None"), "gpt2"),
-    "retribert without settings": lambda: files(bert(lowercase=False), "retribert"),
     "no settings at all": lambda: {
         "tokenizer.json": gpt2(),
         "config.json": {"model_type": "gpt2"},
@@ -341,6 +306,13 @@ def test_conflict_is_found_as_library_differs(tmp_path: Path, name: str) -> None
     if kind == "error" and library:
         library.save_pretrained(tmp_path)  # the advice of the documents
         assert not any(conflict.ordinary for conflict in conflicts_of(tmp_path))
+
+
+def test_unused_setting_tells_the_ids_that_it_asks_for(tmp_path: Path) -> None:
+    for name, add in (("e5-mistral", True), ("begin not wanted", False)):
+        make, _ = UNUSED[name]
+        (found,) = conflicts_of(write_folder(tmp_path / name, make()))
+        assert list(found.other_ids) == ([*found.ids, 2] if add else list(found.ids[1:])), name
 
 
 def test_minilm_has_no_conflict() -> None:

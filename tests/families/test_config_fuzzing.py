@@ -8,8 +8,8 @@ import pytest
 
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
-from tests.families.config_edits import REMOVED, Edit, edits_of, save_whole, try_edit
-from tests.families.config_fuzzing import DOCUMENT, report, try_family
+from tests.families.config_edits import REMOVED, Edit, save_whole, try_edit
+from tests.families.config_fuzzing import DOCUMENT
 from tests.families.published_models import PUBLISHED
 from tests.families.table import versions
 from tests.models.rejections import rejection
@@ -21,17 +21,6 @@ def test_config_document_lists_every_family_without_difference() -> None:
     different = {row[1].strip(" `"): int(row[3]) for row in rows if len(row) > 3 and row[1].startswith(" `")}
     assert different == dict.fromkeys(PUBLISHED, 0)
     assert versions() in document
-
-
-def test_config_report_of_one_family_keeps_other_rows() -> None:
-    page = DOCUMENT.read_text(encoding="utf-8")
-    assert report({}, page) == page
-    edited = report({("bert", "pad_token_id: 99"): {"kind": "preblock refuses"}}, page).splitlines()
-    assert "| `bert` | 0 | 0 | 0 | 1 | 0 |" in edited
-    assert "| `bert` | `pad_token_id` |" in edited
-    assert [line for line in edited if "`bert`" not in line][6:] == [
-        line for line in page.splitlines() if "`bert`" not in line
-    ][6:]
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 4}
@@ -97,15 +86,3 @@ def test_oversized_config_value_is_rejected(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(config))
         found = rejection(CheckpointError, read_frontend, tmp_path, name.partition("/")[2] or None)
         assert f"{key}: got 1000000000, expected 1 to" in found
-
-
-def test_interrupted_config_run_is_continued(tmp_path: Path) -> None:
-    edits = [str(edit) for edit in edits_of(save_whole("t5/encoder", tmp_path / "source"))]
-    record = {"family": "t5/encoder", "kind": "equal", "detail": "", "versions": versions()}
-    lines = [json.dumps(record | {"edit": edit}) for edit in edits]
-    other_version = json.dumps(record | {"edit": edits[-3], "versions": "another"})
-    state = tmp_path / "state.jsonl"
-    state.write_text("\n".join([*lines[:-3], other_version, lines[-2][:20]]))
-    try_family("t5/encoder", state)
-    added = state.read_text().splitlines()[-3:]
-    assert [json.loads(line)["edit"] for line in added] == edits[-3:]

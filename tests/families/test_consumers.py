@@ -13,8 +13,6 @@ from transformers import AutoModel
 
 from preblock.cli import app
 from preblock.export.exporter import ExportResult, export
-from preblock.models.checkpoints.consumers import CONSUMERS
-from preblock.models.families.readings import READ_VERSION
 from preblock.service.artifacts.manifest import Manifest, TokenEmbeddings
 from preblock.service.artifacts.names import GRAPH, TOKEN_GRAPHS
 from tests.families.library_models import TransformersModel, save
@@ -110,9 +108,3 @@ def run_lookup(exported: ExportResult, graph: str, ids: NDArray[np.int64]) -> di
     (output,) = session.get_outputs()
     feeds = {node.name: {"input_ids": ids, "offset": np.zeros(1, np.int64)}[node.name] for node in session.get_inputs()}
     return dict(zip([output.name], session.run(None, feeds), strict=True))
-
-
-def test_consumer_rows_state_source_and_library_version() -> None:
-    for rows in CONSUMERS.values():
-        assert (rows[0].engine, READ_VERSION in rows[0].source) == ("transformers", True)
-        assert all(row.source and row.scale in ("applied", "none") for row in rows)

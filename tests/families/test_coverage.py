@@ -6,8 +6,7 @@ import re
 import pytest
 
 from preblock.export.discovery.library import library_version
-from tests.families.coverage import cover
-from tests.families.coverage_page import DOCUMENT
+from tests.families.coverage import DOCUMENT, cover
 
 DOCUMENTED = DOCUMENT.read_text(encoding="utf-8")
 

@@ -10,17 +10,21 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from numpy.typing import NDArray
 from transformers import CONFIG_MAPPING
 
 from preblock.export.discovery.discovery import discover
+from preblock.export.exporter import export
 from preblock.export.outputs import write_graphs
-from preblock.export.parity import ROTARY_ULP
+from preblock.export.parity import ROTARY_ULP, difference
 from preblock.export.reference import NumpyReference
+from preblock.export.stems.graph import allowed_ulp
 from preblock.export.torch_reference import TorchReference
-from preblock.export.verification import prove_artifact
+from preblock.export.verification import prove_artifact, verify
 from preblock.models.checkpoints.family_lookup import section_of
 from preblock.models.checkpoints.reader import read_frontend
-from preblock.models.families import FAMILIES
+from preblock.models.checkpoints.stem_reader import read_stem, stem_files_needed
+from preblock.models.families import FAMILIES, STEMS
 from preblock.models.families.published_config import Config
 from preblock.models.frontend import FrontEnd
 from preblock.models.steps import Tokens
@@ -28,10 +32,11 @@ from preblock.service.runtime.providers import CPU
 from tests.clients.client_matrix import check_standard
 from tests.families.config_edits import edits_of, save_whole, try_edit
 from tests.families.config_fuzzing import WRONG
-from tests.families.library_models import NO_LOOKUP, STREAMS, TransformersModel, config_class
-from tests.families.parity import check_rows_of_one, compare, compare_rotary
+from tests.families.library_models import NO_LOOKUP, STREAMS, TransformersModel, config_class, model_class, save
+from tests.families.parity import check_rows_of_one, compare, compare_rotary, compare_stem
 from tests.families.published_models import PUBLISHED
-from tests.families.stems import ROWS
+from tests.families.stems import MODELS, ROWS
+from tests.families.stems import save as save_stem
 from tests.families.table import DOCUMENT, versions
 from tests.families.tiny_models import head_class
 
@@ -85,13 +90,13 @@ def test_family_matches_transformers(row: Row, tmp_path: Path) -> None:
     for reference in (NumpyReference(frontend.data()), TorchReference(frontend)):
         prove_artifact(reference, artifact, CPU, lambda _: None)
     model = TransformersModel.load(name, row.folder)
-    for difference in compare(model, artifact, config):
-        assert difference.max_ulp <= (0.0 if config.exact else 8.0), difference
+    for case in compare(model, artifact, config):
+        assert case.max_ulp <= (0.0 if config.exact else 8.0), case
 
     assert bool(config.rotary) == bool(PUBLISHED[name].rotary) == (FAMILIES[name].rotary is not None and name != "esm")
     if config.rotary:
-        for difference in compare_rotary(model, artifact):
-            assert difference.max_ulp <= ROTARY_ULP, difference
+        for case in compare_rotary(model, artifact):
+            assert case.max_ulp <= ROTARY_ULP, case
 
     tolerance = 0.0 if config.exact else 2e-5  # two blocks carry the last bits of the norm further
     ids = np.random.default_rng(2).choice(np.setdiff1d(np.arange(3, 90), config.refused_ids), (2, 8))
@@ -179,3 +184,71 @@ def test_tied_names_and_default_match_transformers(name: str) -> None:
         tokens = family.with_head(steps, Config(document))[0]
         assert isinstance(tokens, Tokens)
         assert tokens.weight == (*untied, *(key.removeprefix(family.prefix) for key in tied)), stated
+
+
+# One family for each way of composing: norms, scales cast and not cast, tables derived and stored, projections.
+# The target type is one number in the nodes of a rounding graph: two compositions cover the other type.
+CASES = [
+    *((name, torch.bfloat16) for name in ("bert", "gpt2", "ctrl", "opt", "xglm", "bart/encoder", "marian/decoder")),
+    *((name, torch.bfloat16) for name in ("m2m_100/encoder", "granite", "gemma")),
+    *((name, torch.float16) for name in ("bert", "gemma")),
+]
+IDS = np.random.default_rng(0).integers(3, 90, (2, 7))
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
+def test_float16_and_bfloat16_checkpoints_match_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    save(name, tmp_path, dtype)
+    kind = model_class(name)
+    for arithmetic, loaded in (("float32", torch.float32), ("source", dtype)):
+        frontend = FrontEnd.from_data(read_frontend(tmp_path, name.partition("/")[2] or None, arithmetic)).eval()  # type: ignore[arg-type]
+        expected = TransformersModel(name, kind.from_pretrained(tmp_path, dtype=loaded).eval()).first_block_input(IDS)
+        allowed = 0.0 if frontend.config.exact or arithmetic == "source" else 8.0
+        with torch.inference_mode():
+            found = frontend(torch.from_numpy(IDS)).float().numpy()
+        assert difference(found, expected)[1] <= allowed
+        if arithmetic == "source":  # a rounding graph has other nodes
+            graph = by_onnxruntime(frontend, tmp_path / arithmetic)
+            assert difference(graph, expected)[1] <= allowed
+
+
+def by_onnxruntime(frontend: FrontEnd, folder: Path) -> NDArray[np.float32]:
+    """Export a front-end, hold it against the standard, and run it."""
+    folder.mkdir()
+    write_graphs(frontend.data(), folder)
+    check_standard(folder)
+    feeds = {
+        "input_ids": IDS,
+        "offset": np.zeros(1, np.int64),
+        "token_type_ids": IDS * 0,
+        "attention_mask": IDS * 0 + 1,
+    }
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    vectors: NDArray[np.float32] = session.run(None, {node.name: feeds[node.name] for node in session.get_inputs()})[0]
+    return vectors
+
+
+def test_stem_table_rows_have_oracles() -> None:
+    assert sorted(ROWS.values()) == sorted(STEMS)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_stem_matches_transformers(name: str, tmp_path: Path) -> None:
+    checkpoint, side = save_stem(name, tmp_path / "checkpoint"), MODELS[name][2]
+    exported = export(str(checkpoint), "stem", tmp_path / "repository", side=side)
+    allowed = allowed_ulp(read_stem(checkpoint, side).signature)
+    for case in compare_stem(name, exported.folder):
+        assert case.max_ulp <= allowed, case
+    assert verify(exported.folder) == exported.parity
+
+
+def test_stem_files_needed_are_shards_of_its_tensors(tmp_path: Path) -> None:
+    save_stem("whisper", tmp_path / "whole")
+    assert stem_files_needed(tmp_path / "whole", "encoder") == ["model.safetensors"]
+    save_stem("whisper", tmp_path / "shards", max_shard_size="2kB")
+    needed = stem_files_needed(tmp_path / "shards", "encoder")
+    assert 0 < len(needed) < len(list((tmp_path / "shards").glob("*.safetensors")))
+    for file in (tmp_path / "shards").glob("*.safetensors"):
+        if file.name not in needed:
+            file.unlink()
+    read_stem(tmp_path / "shards", "encoder")

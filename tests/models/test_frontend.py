@@ -1,6 +1,7 @@
 """The general front-end, against the corresponding modules of transformers."""
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+from transformers import BertConfig
 from transformers.models.bert import modeling_bert
 
-from preblock.models.checkpoints.reader import read_frontend
+from preblock.export import export_module
+from preblock.export.errors import ExportError
+from preblock.models import BertEmbeddings, FrontEnd, GPT2Embeddings, TransformerEmbedding
+from preblock.models.config_check import check_described
 from preblock.models.custom_frontend import CustomFrontEnd
-from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
-from preblock.models.frontend import FrontEnd
 from preblock.models.modules.positions import SinusoidalPositionalEncoding
 from tests.models.rejections import rejection
 
@@ -70,32 +72,6 @@ def test_bert_gradients_equal_transformers(bert: FrontEnd, oracle: modeling_bert
     assert not bert.tokens.weight.grad[PADDING].any()
 
 
-def test_bert_checkpoint_equals_transformers(minilm_checkpoint: Path) -> None:
-    frontend = FrontEnd.from_data(read_frontend(minilm_checkpoint)).eval()
-    embeddings = BertModel.from_pretrained(minilm_checkpoint).embeddings.eval()
-    generator = torch.Generator().manual_seed(0)
-    input_ids = torch.randint(30522, (3, 512), generator=generator)
-    segments = torch.randint(2, (3, 512), generator=generator)
-    with torch.inference_mode():
-        assert torch.equal(frontend(input_ids), embeddings(input_ids))
-        assert torch.equal(frontend(input_ids, 0, segments), embeddings(input_ids, segments))
-
-
-def test_gpt2_equals_transformers_block_0_input() -> None:
-    torch.manual_seed(2)
-    model = GPT2Model(GPT2Config(vocab_size=V, n_embd=D, n_positions=M, n_layer=2, n_head=2))
-    model.train(False)
-    tensors = {"tokens.weight": model.wte.weight, "positions.weight": model.wpe.weight}
-    frontend = FrontEnd.from_tensors(GPT2Embeddings(V, D, M).config, tensors).eval()
-    caught: list[Tensor] = []
-    model.h[0].register_forward_pre_hook(lambda _, args: caught.append(args[0]))
-    with torch.inference_mode():
-        past = model(IDS[:, :3], use_cache=True).cache
-        model(IDS[:, 3:], cache=past, use_cache=True)
-        assert torch.equal(caught[0], frontend(IDS[:, :3]))
-        assert torch.equal(caught[1], frontend(IDS[:, 3:], 3))
-
-
 def test_transformer_embedding_is_scaled_table_plus_positions() -> None:
     for embedding in (TransformerEmbedding(V, D, M, "learned"), TransformerEmbedding(V, D, M, "sinusoidal")):
         frontend = embedding.eval()
@@ -117,21 +93,6 @@ def test_dropout_applies_once_and_only_in_training(build: Callable[..., FrontEnd
     assert 0.48 < kept.float().mean() < 0.52
     assert torch.equal(found[kept], expected[kept] * 2)
     assert torch.equal(frontend.eval()(IDS), expected)
-
-
-def test_from_tensors_shares_memory() -> None:
-    source = BertEmbeddings(V, D, M)
-    tensors = source.state_dict()
-    built = FrontEnd.from_tensors(source.config, tensors)
-    for name, tensor in built.state_dict().items():
-        assert tensor.data_ptr() == tensors[name].data_ptr(), name
-
-
-def test_state_dict_round_trips_through_file(tmp_path: Path) -> None:
-    source = TransformerEmbedding(V, D, M).eval()
-    torch.save(source.state_dict(), tmp_path / "weights.pt")
-    built = FrontEnd.from_tensors(source.config, torch.load(tmp_path / "weights.pt")).eval()
-    assert torch.equal(built(IDS, 3), source(IDS, 3))
 
 
 def test_from_tensors_with_wrong_tensors_is_rejected() -> None:
@@ -157,6 +118,9 @@ def test_invalid_call_of_front_end_is_rejected() -> None:
         assert found == f"token_type_ids: {got}"
     message = "attention_mask: the front-end 'gpt2' does not use one; pass position_ids"
     assert message in rejection(ValueError, GPT2Embeddings(V, D, M), IDS, attention_mask=torch.ones_like(IDS))
+    message = "token_type_ids is given twice: also in indices"
+    given = {"token_type_ids": SEGMENTS, "indices": {"token_type_ids": SEGMENTS}}
+    assert rejection(ValueError, BertEmbeddings(V, D, M), IDS, **given) == message
     message = "length 5 + offset 8 = 13 exceeds the maximum length 12"
     for build in (BertEmbeddings, GPT2Embeddings):
         assert message in rejection(ValueError, build(V, D, M), IDS, 8)
@@ -182,3 +146,75 @@ def test_wrong_argument_of_front_end_is_rejected() -> None:
     ]
     for build, arguments, message in cases:
         assert rejection(ValueError, build, *arguments).startswith(message)
+
+
+class Doubled(BertEmbeddings):
+    def run(self, *arguments: Any, **named: Any) -> Tensor:
+        return super().run(*arguments, **named) * 2
+
+
+class Looking(BertEmbeddings):
+    def look_up(self, input_ids: Tensor, scaled: bool = True) -> Tensor:
+        return super().look_up(input_ids, scaled) * 2
+
+
+def add_hook_for_one_id(module: FrontEnd) -> None:
+    def hook(_: nn.Module, given: tuple[Tensor], vectors: Tensor) -> Tensor:
+        return vectors + given[0].eq(V - 1).unsqueeze(-1)
+
+    module.tokens.register_forward_hook(hook)
+
+
+def change_epsilon(module: FrontEnd) -> None:
+    module.norm.eps = 1e-3
+
+
+def normalize_weight(module: FrontEnd) -> None:
+    nn.utils.parametrizations.weight_norm(module.tokens, "weight")
+
+
+def become(kind: type[FrontEnd]) -> Callable[[FrontEnd], None]:
+    def change(module: FrontEnd) -> None:
+        module.__class__ = kind
+
+    return change
+
+
+CHANGES: list[tuple[Callable[[FrontEnd], None], str]] = [
+    (add_hook_for_one_id, "embeddings unlike those of its config and weights; call BertEmbeddings in a module"),
+    (change_epsilon, "embeddings unlike those"),
+    (become(Doubled), "embeddings unlike those .*; call Doubled in"),
+    (become(Looking), "token_embeddings unlike those .*; call Looking in"),
+    (normalize_weight, r'weights unlike those of its config: Missing key\(s\) in state_dict: "tokens.weight"'),
+]
+
+
+def test_changed_module_is_neither_saved_nor_exported(tmp_path: Path) -> None:
+    for change, message in CHANGES:
+        module = BertEmbeddings(V, D, M).train()
+        change(module)
+        message = f"^module: got {message}"
+        assert re.search(message, rejection(ValueError, module.save_frontend, tmp_path / "saved"))
+        assert module.training
+        assert re.search(message, rejection(ExportError, export_module, module, "changed", tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_keeps_mode_and_type_of_each_part() -> None:
+    module = BertEmbeddings(V, D, M, dropout=0.5).train()
+    module.dropout.eval()
+    check_described(module)
+    check_described(module.half())
+    assert module.training
+    assert not module.dropout.training
+    assert module.tokens.weight.dtype == torch.float16
+    check_described(GPT2Embeddings(V, D, M, dropout=0.5).train())
+
+
+def test_module_of_mixed_types_is_saved_as_before(tmp_path: Path) -> None:
+    module = BertEmbeddings(V, D, M)
+    module.norm.half()
+    module.save_frontend(tmp_path / "mixed")
+    module.norm.to(torch.float8_e4m3fn)
+    message = "norm.weight: got float8_e4m3fn, expected float32"
+    assert message in rejection(ValueError, module.save_frontend, tmp_path / "narrow")

@@ -1,8 +1,10 @@
-"""A saved front-end, read back: the same configuration and the same weights, bit for bit."""
+"""A front-end as data and in files: the same configuration, names, shapes and weights."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,54 +14,22 @@ from safetensors.torch import save_file
 from preblock.models import (
     BertEmbeddings,
     FrontEnd,
-    FrontEndConfig,
     GPT2Embeddings,
     GridEmbedding,
     HierarchicalEmbedding,
     HybridEmbedding,
-    RotaryConfig,
     TransformerEmbedding,
 )
 from preblock.models.checkpoints.toml_config import files_described, read_description
-from preblock.models.modules.bias import AlibiConfig
-from preblock.models.modules.rotary_output import RotaryOutput
-from preblock.models.steps import Levels, Mask, Norm, Positions, Project, Scale, Segments, Tokens
+from preblock.models.config import MAX_POSITIONS, check_size
+from preblock.models.frontend_data import FrontEndData, shapes_of
+from preblock.models.modules.bias import AlibiConfig, RelativeSinusoidConfig, T5Config
+from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.steps import Positions, Scale, Segments
+from tests.models.front_ends import CONFIGS, DESCRIBED, NGRAMS, PER_LAYER
 from tests.models.rejections import rejection
 
 V, D, M = 9, 4, 6
-YARN = RotaryConfig(dim=4, scaling="yarn", factor=2.0, original_len=8, truncate=False, attention_factor=1.1)
-LONGROPE = RotaryConfig(
-    dim=4, scaling="longrope", factor=2.0, original_len=8, length=16, short_factor=(1.0, 1.5), long_factor=(2.0, 1e-5)
-)
-EVERY_FIELD = FrontEndConfig(
-    family='own "family" \\ é',
-    steps=(
-        Tokens(rows=V, width=D),
-        Scale(by=0.1 + 0.2, cast=True),
-        Segments(rows=3, input="kinds", by=1e-12),
-        Segments(input="marks", table="tokens", rows=V, needed=True),
-        Levels(levels=(Segments(rows=2, input="line"), Segments(rows=V, input="word", table="tokens"))),
-        Positions(rows=M, counts="ids", first=2),
-        Norm(eps=1e-12),
-        Norm(eps=1e-5, bias=None),
-        Project(width=3),
-        Project(width=5, bias=None),
-        Mask(),
-    ),
-    max_len=3,
-    padding_idx=1,
-    refused_ids=(2, 3),
-    lookup=2,
-    consumer_scales=True,
-    arithmetic="bfloat16",
-    dropout=0.25,
-)
-TOKENS = Tokens(rows=V, width=D)
-SINUSOIDS = Positions(rows=M, table="tensor2tensor", first=1, zero_row=0)
-ROTARY = (
-    RotaryOutput(config=YARN, name="full"),
-    RotaryOutput(config=LONGROPE, name="sliding", layout="interleaved"),
-)
 FRONT_ENDS = {
     "transformer": TransformerEmbedding(V, D, M),
     "transformer learned": TransformerEmbedding(V, D, M, "learned", padding_idx=2),
@@ -71,10 +41,7 @@ FRONT_ENDS = {
     "grid factorised": GridEmbedding(V, D, (2, 3), "factorised"),
     "grid sinusoidal": GridEmbedding(V, D, (2, 3), "sinusoidal"),
     "hierarchical": HierarchicalEmbedding(V, D, {"sentence": 3, "word": 5}),
-    "every field": FrontEnd(EVERY_FIELD),
-    "tokens alone": FrontEnd(FrontEndConfig(family="t", steps=(TOKENS,), max_len=None)),
-    "library sinusoids": FrontEnd(FrontEndConfig(family="m", steps=(TOKENS, SINUSOIDS), max_len=5)),
-    "rotary": FrontEnd(FrontEndConfig(family="r", steps=(TOKENS,), max_len=M, rotary=ROTARY)),
+    **{name: FrontEnd(config) for name, config in DESCRIBED.items()},
 }
 
 
@@ -154,3 +121,96 @@ def test_save_over_another_checkpoint_is_rejected(tmp_path: Path) -> None:
         assert re.search(r"model\.safetensors: holds .*, which frontend.toml does not name; choose", found)
         assert file.read_bytes() == before
         file.unlink()
+
+
+T5 = T5Config(heads=2, buckets=6, max_distance=9, bidirectional=True)
+
+
+def test_shapes_are_those_of_modules() -> None:
+    config = GPT2Embeddings(V, D, M).config
+    further = replace(config, bias=T5), replace(config, ngrams=replace(NGRAMS, referenced=True)), *CONFIGS.values()
+    for frontend in map(FrontEnd, further):
+        shapes = {name: tuple(tensor.shape) for name, tensor in frontend.state_dict().items()}
+        assert shapes_of(frontend.config) == shapes
+        assert frontend.data().check().signature == frontend.signature
+
+
+def test_data_shares_memory_with_module() -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        frontend = BertEmbeddings(V, D, M).to(dtype)
+        data = frontend.data()
+        again = FrontEnd.from_data(data)
+        assert again.config == frontend.config
+        for name, tensor in frontend.state_dict().items():
+            assert torch.equal(again.state_dict()[name], tensor)
+            assert again.state_dict()[name].data_ptr() == tensor.data_ptr()
+            assert np.array_equal(data.tensors[name].astype(np.float32), tensor.float())
+    fixed = data.tensors["tokens.weight"]
+    fixed.flags.writeable = False
+    with torch.no_grad():
+        FrontEnd.from_data(data).tokens.weight.zero_()
+    assert fixed.any()
+
+
+def test_disagreeing_data_is_rejected() -> None:
+    data = GPT2Embeddings(V, D, M).data()
+    without = {"tokens.weight": data.tensors["tokens.weight"]}
+    for tensors, message in (
+        (without, "positions.weight: got none, expected a tensor"),
+        ({**data.tensors, "norm.weight": np.zeros(D)}, "norm.weight: got a tensor, expected none"),
+        (
+            {**without, "positions.weight": np.zeros((2, D))},
+            f"positions.weight: got the shape [2, {D}], expected [{M}, ",
+        ),
+    ):
+        assert message in rejection(ValueError, FrontEndData(data.config, tensors).check)
+
+
+@pytest.mark.parametrize(
+    ("positions", "width", "message"),
+    [
+        (Positions(table="exact"), 3, "d_model: got 3, expected an even width"),
+        (Positions(table="hybrid", rows=2), 3, "d_model: got 3, expected an even width"),
+        (Positions(table="exact", grid=(2, 3)), 6, "d_model: got 6, expected a multiple of 4"),
+        (Positions(table="tensor2tensor", rows=6), 2, "d_model: got 2, expected 4 or more"),
+        (Positions(table="pair_half"), 4, "rows: got 0, expected 1 or more for a table 'pair_half'"),
+        (Positions(table="pair_half", rows=6, zero_row=6), 4, "zero_row: got 6, expected 0 to 5"),
+    ],
+)
+def test_table_that_cannot_be_derived_is_rejected(positions: Positions, width: int, message: str) -> None:
+    config = GPT2Embeddings(V, width, 2).config
+    config = replace(config, steps=(config.tokens, positions))
+    assert message in rejection(ValueError, FrontEndData(config, {}).check)
+    assert message in rejection(ValueError, FrontEnd, config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (AlibiConfig, {"heads": 2, "divisor": "1"}, "divisor: got '1', expected a number above 0"),
+        (
+            T5Config,
+            {"heads": True, "buckets": 8, "max_distance": 9, "bidirectional": True},
+            "heads: got True, expected",
+        ),
+        (T5Config, {"heads": 2, "buckets": 8, "max_distance": 9, "bidirectional": 1}, "bidirectional: got 1, expected"),
+        (RotaryConfig, {"dim": 4, "theta": "5"}, "rotary.theta: got '5', expected a number"),
+        (RotaryConfig, {"dim": 4, "scaling": {}}, "rotary.scaling: got {}, expected a text"),
+        (RelativeSinusoidConfig, {"width": 3, "clamp_len": None, "bidirectional": True}, "width: got 3, expected an e"),
+        (Segments, {"input": 3}, "segments.input: got 3, expected a text"),
+        (Segments, {"by": math.nan}, "segments.by: got nan, expected a finite number"),
+        (Scale, {"by": 10**400}, f"scale.by: got {10**400}, expected a finite number"),
+        (Positions, {"grid": [2, 3]}, "positions.grid: got [2, 3], expected two numbers of 1 or more"),
+        (Positions, {"counts": "words"}, "positions.counts: got 'words', expected slots, ids, mask"),
+    ],
+)
+def test_value_against_rule_of_its_field_is_rejected(kind: type[Any], values: dict[str, Any], message: str) -> None:
+    assert message in rejection(ValueError, kind, **values)
+
+
+def test_sizes_beyond_their_limits_are_rejected() -> None:
+    config = GPT2Embeddings(V, D, M).config
+    with pytest.raises(ValueError, match=rf"^per_layer.rows: got {PER_LAYER.rows}, expected 1 to {V}$"):
+        replace(config, per_layer=PER_LAYER)
+    with pytest.raises(ValueError, match=rf"^max_len: got {MAX_POSITIONS + 1}, expected at most {MAX_POSITIONS}$"):
+        check_size("max_len", MAX_POSITIONS + 1)

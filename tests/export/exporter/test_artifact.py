@@ -1,38 +1,33 @@
-"""Whole exports: the content of an artifact, and vectors equal to those of transformers."""
+"""Whole exports: the content of an artifact, vectors equal to those of transformers, and exports that fail."""
 
 import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
+import pytest
 import torch
 from transformers import BertModel, GPT2Config, GPT2Model
 
 import preblock
+from preblock.export.errors import ExportError
 from preblock.export.exporter import ExportResult, export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
-from preblock.models.embeddings import GPT2Embeddings
+from preblock.models.embeddings import BertEmbeddings
 from preblock.models.frontend import FrontEnd
-from preblock.models.steps import Norm, Positions, Project, Tokens
+from preblock.models.modules.stems import PatchConfig, PatchStem
+from preblock.models.steps import Norm, Project, Tokens
 from preblock.service.artifacts.manifest import Manifest, Resized, Source
 from preblock.service.runtime.session import Session
-
-
-def test_export_writes_version_folder_with_six_files(tiny_export: ExportResult) -> None:
-    assert tiny_export.folder.parts[-2:] == ("tiny", "1")
-    assert sorted(path.name for path in tiny_export.folder.iterdir()) == [
-        "manifest.json",
-        "model.onnx",
-        "model.onnx.data",
-        "parity.json",
-        "token.onnx",
-        "tokenizer.json",
-    ]
+from tests.families.bias_models import save
+from tests.models.rejections import rejection
+from tests.support import commands
+from tests.support.shared import Shared
 
 
 def test_manifest_describes_inputs_and_outputs(tiny_export: ExportResult) -> None:
@@ -66,27 +61,6 @@ def test_manifest_holds_sha256_and_size_of_every_file(tiny_export: ExportResult)
         assert record == {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
 
 
-def test_manifest_records_source_without_path(tiny_export: ExportResult, tiny_checkpoint: Path) -> None:
-    config = hashlib.sha256((tiny_checkpoint / "config.json").read_bytes()).hexdigest()
-    source = tiny_export.manifest.source
-    assert source == Source(kind="folder", config_sha256=config, files=source.files)
-    assert source.files["config.json"] == config
-    for name in ("manifest.json", "parity.json"):
-        assert "/" not in (tiny_export.folder / name).read_text()
-
-
-def test_tokenizer_is_copied_byte_for_byte(tiny_export: ExportResult, tiny_checkpoint: Path) -> None:
-    assert (tiny_export.folder / "tokenizer.json").read_bytes() == (tiny_checkpoint / "tokenizer.json").read_bytes()
-
-
-def test_source_without_tokenizer_exports_without_one(tmp_path: Path) -> None:
-    loaded = LoadedSource(GPT2Embeddings(7, 4, 6).data(), Source(kind="module"))
-    exported = export_loaded(loaded, "m", tmp_path)
-    assert not (exported.folder / "tokenizer.json").exists()
-    assert "tokenizer.json" not in exported.manifest.files
-    assert exported.manifest.source == Source(kind="module")
-
-
 def test_export_of_same_source_writes_same_bytes(
     tiny_export: ExportResult, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -110,15 +84,6 @@ def test_export_reports_every_step(tiny_checkpoint: Path, tmp_path: Path) -> Non
         reported = [text for text in proven if text.startswith(step)]
         assert reported == [f"{step}{done} of {len(reported)}" for done in range(1, len(reported) + 1)]
         assert reported
-
-
-def test_preset_is_exported_bit_for_bit(tmp_path: Path) -> None:
-    exported = export("transformer-base", "m", tmp_path)
-    assert exported.manifest.source == Source(kind="preset", name="transformer-base")
-    assert isinstance(exported.manifest, Manifest)
-    assert (exported.manifest.vocab_size, exported.manifest.width, exported.manifest.max_len) == (32000, 512, 4096)
-    parity = exported.parity.providers["CPUExecutionProvider"]
-    assert [output.max_abs for output in parity.outputs.values()] == [0, 0]
 
 
 def test_minilm_export_matches_transformers(minilm_checkpoint: Path, tmp_path: Path) -> None:
@@ -153,28 +118,6 @@ def test_gpt2_export_matches_block_0_input_bit_for_bit(tmp_path: Path) -> None:
             assert np.array_equal(found, caught[-1].numpy())
 
 
-def test_computed_positions_are_proven_up_to_max_len(tmp_path: Path) -> None:
-    config = FrontEndConfig(
-        family="unbounded",
-        steps=(Tokens(rows=7, width=6), Positions(table="exact")),
-        max_len=2**31,
-    )
-    exported = export_loaded(LoadedSource(FrontEnd(config).data(), Source(kind="module")), "m", tmp_path)
-    parity = exported.parity.providers["CPUExecutionProvider"].outputs["embeddings"]
-    cases: list[dict[str, Any]] = [case.arguments for case in parity.cases]
-    assert max(case["length"] + max(case["offset"]) for case in cases) == 2**31
-    assert parity.max_abs == 0
-    assert verify(exported.folder) == exported.parity
-
-
-def test_resized_max_len_is_recorded_in_manifest(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    exported = export(str(tiny_checkpoint), "m", tmp_path, max_len=26, resizing="interpolate")
-    assert isinstance(exported.manifest, Manifest)
-    assert exported.manifest.max_len == 26
-    assert exported.manifest.resized == Resized(from_max_len=20, method="interpolate")
-    assert verify(exported.folder) == exported.parity
-
-
 def test_equal_weights_are_all_stored(tmp_path: Path) -> None:
     steps = (Tokens(rows=30, width=8), Norm(eps=1e-5), Project(width=8), Project(width=8))
     frontend = FrontEnd(FrontEndConfig(family="twins", steps=steps, max_len=20))
@@ -183,3 +126,82 @@ def test_equal_weights_are_all_stored(tmp_path: Path) -> None:
     frontend.get_parameter("project2.weight").data = frontend.get_parameter("project.weight").data.clone()
     exported = export_loaded(LoadedSource(frontend.data(), Source(kind="module")), "m", tmp_path)
     assert verify(exported.folder) == exported.parity
+
+
+def test_resized_max_len_is_recorded_in_manifest(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    for options, message in (
+        ({"max_len": 40}, "resize: got nothing, expected truncate"),
+        ({"max_len": 40, "resizing": "truncate"}, "length: got 40, expected 1 to 20"),
+    ):
+        assert message in rejection(ExportError, export, str(tiny_checkpoint), "m", tmp_path, **options)
+    exported = export(str(tiny_checkpoint), "m", tmp_path, max_len=26, resizing="interpolate")
+    assert isinstance(exported.manifest, Manifest)
+    assert exported.manifest.max_len == 26
+    assert exported.manifest.resized == Resized(from_max_len=20, method="interpolate")
+    assert verify(exported.folder) == exported.parity
+
+
+@pytest.mark.parametrize(
+    ("weight", "value", "place", "dtype"),
+    [
+        ("tokens.weight", float("inf"), "row", "float32"),
+        ("norm.bias", float("nan"), "element", "float32"),
+        ("norm.bias", float("nan"), "element", "int8"),
+    ],
+)
+def test_weight_that_is_not_finite_is_named(weight: str, value: float, place: str, dtype: str, tmp_path: Path) -> None:
+    frontend = BertEmbeddings(7, 4, 6)
+    with torch.no_grad():
+        frontend.get_parameter(weight)[3] = value
+    frontend.save_frontend(tmp_path / "trained")
+    with pytest.raises(
+        ExportError, match=rf"differ.*; {weight}: got NaN or infinity in {place} 3, expected finite numbers$"
+    ):
+        export(str(tmp_path / "trained"), "m", tmp_path / "models", dtype=dtype)
+    assert not (tmp_path / "models" / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("room", "dtype"),
+    [(2**8, "float32"), (2**26 + 1, "float32"), (2**20, "int8")],  # for the graph, for parts of the tables
+)
+def test_export_on_full_disk_fails_and_leaves_no_files(
+    large_checkpoint: Path, tmp_path: Path, room: int, dtype: str
+) -> None:
+    arguments = ("export", large_checkpoint, "--name", "m", "--repository", tmp_path, "--dtype", dtype)
+    done = commands.run(commands.preblock, *arguments, room=room)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"preblock: {tmp_path}: File too large"
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_checkpoint: Path, shared: Shared) -> list[ExportResult]:
+    """A BERT with segments and a T5 with a bias."""
+
+    def fill(root: Path) -> list[ExportResult]:
+        save("t5/decoder", root / "t5")
+        return [export(str(tiny_checkpoint), "bert", root), export(str(root / "t5"), "t5", root, side="decoder")]
+
+    return shared.build("described", fill)
+
+
+def test_onnxruntime_metadata_holds_limits(exported: list[ExportResult]) -> None:
+    bert, t5 = (onnxruntime.InferenceSession(artifact.folder / "model.onnx").get_modelmeta() for artifact in exported)
+    assert bert.custom_metadata_map == {
+        "preblock.family": "bert",
+        "preblock.vocab_size": "40",
+        "preblock.max_len": "20",
+        "preblock.indices.token_type_ids": "2",
+    }
+    assert t5.custom_metadata_map == {"preblock.family": "t5/decoder", "preblock.vocab_size": "50"}
+    assert (bert.producer_name, bert.graph_name) == ("preblock", "model")
+
+
+def test_onnxruntime_metadata_of_stem_holds_sizes(tmp_path: Path) -> None:
+    stem = PatchStem(PatchConfig(family="vit", width=4, channels=1, image_size=8, patch_size=4))
+    torch.nn.init.zeros_(stem.positions)
+    artifact = export_loaded(LoadedSource(stem, Source(kind="module")), "vit", tmp_path)
+    found = onnxruntime.InferenceSession(artifact.folder / "model.onnx").get_modelmeta().custom_metadata_map
+    assert found == {"preblock.family": "vit", "preblock.image_size": "8", "preblock.patch_size": "4"}

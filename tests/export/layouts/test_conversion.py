@@ -1,8 +1,9 @@
-"""Layouts of other engines: bits of transformers, names and shapes; and wrong requests."""
+"""Layouts of other engines: bits of transformers, names and shapes; wrong requests; interrupted conversions."""
 
 import json
+import signal
 from pathlib import Path
-from typing import Literal
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -10,16 +11,19 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from transformers import AutoModel, EsmConfig, EsmModel, Gemma3TextModel, LlamaModel
 
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
-from preblock.export.layouts.conversion import LAYOUTS, _move, convert
-from preblock.export.layouts.triton import write_config
-from preblock.service.core.errors import ArtifactError
-from tests.families.library_models import save
-from tests.support.artifacts import copy_artifact, make_repository
+from preblock.export.layouts import conversion
+from preblock.export.layouts.conversion import LAYOUTS, convert
+from preblock.export.publication import DRAFT
+from tests.export.interruption import end_at, interrupt_at
+from tests.families.library_models import TransformersModel, save
+from tests.families.published_models import PUBLISHED
+from tests.support.artifacts import copy_artifact
 from tests.support.shared import Shared
 
 IDS = np.array([[5, 3, 29, 3]])
@@ -132,21 +136,6 @@ def test_edgellm_layout_has_scaled_table_and_rotary_caches(gemma: tuple[Path, Ge
         assert np.abs(caches[name] - cache).max() < 1e-6
 
 
-@pytest.mark.parametrize("form", ["half", "fused"])
-def test_edgellm_caches_are_equal_for_every_form(
-    gemma: tuple[Path, Gemma3TextModel], tmp_path: Path, form: Literal["half", "fused"]
-) -> None:
-    folder, model = gemma
-    other = export(str(model.name_or_path), "gemma", tmp_path, rotary_layout=form).folder
-    found = []
-    for place, source in ((tmp_path / "full", folder), (tmp_path / form, other)):
-        convert(source, "edgellm", place)
-        found.append(load_file(place / "rope_rotary_cos_sin.safetensors"))
-    assert found[0].keys() == found[1].keys()
-    for name, cache in found[0].items():
-        assert np.array_equal(cache, found[1][name])
-
-
 def test_edgellm_layout_of_too_many_positions_is_rejected(tmp_path: Path) -> None:
     save("llama", tmp_path / "source")
     folder = export(str(tmp_path / "source"), "llama", tmp_path, max_len=2**24 + 1).folder
@@ -161,19 +150,6 @@ def test_edgellm_layout_with_float16_rotary_outputs_is_rejected(tmp_path: Path) 
     folder = export(str(tmp_path / "source"), "llama", tmp_path, rotary_dtype="float16").folder
     with pytest.raises(ExportError, match=r"got rotary_cos in float16, expected float32: the cache is float32"):
         convert(folder, "edgellm", tmp_path / "out")
-
-
-def test_triton_configuration_names_float16_outputs(tmp_path: Path) -> None:
-    save("llama", tmp_path / "source")
-    export(str(tmp_path / "source"), "llama", tmp_path, rotary_dtype="float16")
-    text = write_config(tmp_path / "llama").read_text()
-    assert 'name: "rotary_cos" data_type: TYPE_FP16' in text
-    assert 'name: "embeddings" data_type: TYPE_FP32' in text
-
-
-def test_edgellm_layout_without_rotary_has_only_table(tmp_path: Path) -> None:
-    folder = copy_artifact("gpt", tmp_path)
-    assert [file.name for file in convert(folder, "edgellm", tmp_path / "out")] == ["embedding.safetensors"]
 
 
 def test_edgellm_layout_with_values_beyond_float16_is_rejected(tmp_path: Path) -> None:
@@ -223,67 +199,131 @@ def test_convert_does_not_overwrite_existing_files(tmp_path: Path) -> None:
     assert (out / "onnx/embed_tokens.onnx").read_bytes() == before
     assert (out / "onnx/decoder_model_merged.onnx").read_text() == "theirs"
     assert [entry.name for entry in out.iterdir()] == ["onnx"]
+    (tmp_path / "file/onnx").parent.mkdir()
+    (tmp_path / "file/onnx").touch()
+    with pytest.raises(ExportError, match=r"file/onnx: File exists$"):
+        convert(folder, "transformers.js", tmp_path / "file")
+    assert [entry.name for entry in (tmp_path / "file").iterdir()] == ["onnx"]
 
 
-def test_convert_that_fails_removes_the_files_already_moved(tmp_path: Path) -> None:
-    draft, out = tmp_path / "draft", tmp_path / "out"
-    (draft / "sub").mkdir(parents=True)
-    for name in ("a", "sub/b"):
-        (draft / name).touch()
-    out.mkdir()
-    (out / "sub").write_text("theirs")
-    with pytest.raises(FileExistsError):
-        _move(draft, out)
-    assert [(entry.name, entry.read_text()) for entry in out.iterdir()] == [("sub", "theirs")]
-
-
-def test_convert_into_a_folder_of_the_system_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"^/proc"):
-        convert(copy_artifact("gpt", tmp_path), "openvino", Path("/proc/out"))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_convert_of_stem_is_rejected(tmp_path: Path, layout: str) -> None:
+def test_convert_of_stem_is_rejected(tmp_path: Path) -> None:
     folder = copy_artifact("vit", tmp_path)
-    with pytest.raises(ExportError, match="has no token embeddings, so no engine takes them as inputs_embeds"):
-        convert(folder, layout, tmp_path / "out")
+    for layout in LAYOUTS:
+        with pytest.raises(ExportError, match="has no token embeddings, so no engine takes them as inputs_embeds"):
+            convert(folder, layout, tmp_path / "out")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("positions", "inputs"),
     [("rotary", "input_ids, attention_mask"), ("absolute", "input_ids, offset, attention_mask")],
 )
-def test_convert_of_lookup_with_mask_is_rejected(tmp_path: Path, layout: str, positions: str, inputs: str) -> None:
+def test_convert_of_lookup_with_mask_is_rejected(tmp_path: Path, positions: str, inputs: str) -> None:
     """ESM gives block 0 the given vectors as they are: its own hold the mask, and perhaps positions."""
-    config = EsmConfig(
-        vocab_size=99,
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        intermediate_size=32,
-        max_position_embeddings=64,
-        pad_token_id=1,
-        mask_token_id=32,
-        position_embedding_type=positions,
-        token_dropout=True,
-    )
-    EsmModel(config).save_pretrained(tmp_path / "source")
+    config = PUBLISHED["esm"].config | {"position_embedding_type": positions}
+    EsmModel(EsmConfig(**config)).save_pretrained(tmp_path / "source")
     folder = export(str(tmp_path / "source"), "esm", tmp_path).folder
-    with pytest.raises(ExportError, match=f"esm: inputs_embeds depends on {inputs}; expected input_ids alone"):
-        convert(folder, layout, tmp_path / "out")
+    for layout in LAYOUTS:
+        with pytest.raises(ExportError, match=f"esm: inputs_embeds depends on {inputs}; expected input_ids alone"):
+            convert(folder, layout, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_convert_of_damaged_artifact_is_rejected(tmp_path: Path) -> None:
-    folder = make_repository(tmp_path, gpt="gpt") / "gpt/1"
-    (folder / "token.onnx").write_bytes(b"?")
-    with pytest.raises(ArtifactError, match=r"token\.onnx"):
-        convert(folder, "openvino", tmp_path / "out")
-
-
-def test_convert_into_path_below_file_is_rejected(tmp_path: Path) -> None:
+def test_edgellm_layout_without_rotary_has_only_table(tmp_path: Path) -> None:
     folder = copy_artifact("gpt", tmp_path)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ExportError, match=r"file/out: Not a directory"):
-        convert(folder, "openvino", tmp_path / "file/out")
+    assert [file.name for file in convert(folder, "edgellm", tmp_path / "out")] == ["embedding.safetensors"]
+
+
+LAYER_IDS = np.array([[3, 89, 90, 40], [80, 85, 12, 0]])
+"""For Gemma 4 these hold an image token and an audio token, 80 and 85; the table of layers of Gemma 3n has 90 rows."""
+VOCABULARY = 99
+LAYERS = {"gemma3n_text": (3, 16), "gemma3n/text": (3, 16), "gemma4/text": (2, 256)}
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def layered(request: pytest.FixtureRequest, shared: Shared) -> tuple[str, Path, Any]:
+    """A name, an artifact, and the text model of transformers."""
+    name: str = request.param
+
+    def fill(root: Path) -> None:
+        save(name, root / "source")
+        export(str(root / "source"), "m", root, side=name.partition("/")[2] or None)
+
+    root = shared.make(f"layered {name}", fill)
+    folder = root / "m/1"
+    whole = TransformersModel.load(name, root / "source").whole
+    return name, folder, whole.language_model if "/" in name else whole
+
+
+def expected_layers(name: str, text: Any, ids: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the vectors, and the inputs of layers with padding in place of images and audio, as Gemma4Model has."""
+    given = torch.from_numpy(ids)
+    padded = torch.where((given == 80) | (given == 85), 0, given) if name == "gemma4/text" else given
+    with torch.inference_mode():
+        return text.embed_tokens(given).numpy(), text.get_per_layer_inputs(padded).numpy()
+
+
+def test_transformers_js_graph_has_inputs_of_layers(layered: tuple[str, Path, Any], tmp_path: Path) -> None:
+    name, folder, text = layered
+    convert(folder, "transformers.js", tmp_path)
+    session = onnxruntime.InferenceSession(tmp_path / "onnx/embed_tokens.onnx")
+    assert [node.name for node in session.get_inputs()] == ["input_ids"]
+    outputs = {node.name: node.shape for node in session.get_outputs()}
+    assert outputs == {
+        "inputs_embeds": ["batch", "length", 32],
+        "per_layer_inputs": ["batch", "length", *LAYERS[name]],
+    }
+    onnx.checker.check_model(tmp_path / "onnx/embed_tokens.onnx", full_check=True)
+    vectors, layers = session.run(["inputs_embeds", "per_layer_inputs"], {"input_ids": LAYER_IDS})
+    wanted = expected_layers(name, text, LAYER_IDS)
+    assert np.array_equal(vectors, wanted[0])
+    assert np.array_equal(layers, wanted[1])
+
+
+def test_openvino_layout_has_table_of_inputs_of_layers(layered: tuple[str, Path, Any], tmp_path: Path) -> None:
+    name, folder, text = layered
+    files = convert(folder, "openvino", tmp_path)
+    names = ("text_embeddings_model", "text_embeddings_per_layer_model")
+    assert [file.name for file in files] == [f"openvino_{name}.{end}" for name in names for end in ("bin", "xml")]
+    table = (tmp_path / "openvino_text_embeddings_per_layer_model.bin").read_bytes()
+    _, wanted = expected_layers(name, text, np.arange(VOCABULARY)[None])
+    assert table == wanted[0].tobytes() + bytes(8)
+    root = ElementTree.parse(tmp_path / "openvino_text_embeddings_per_layer_model.xml").getroot()
+    ports = [port.attrib.get("names") for port in root.iter("port")]
+    assert [port for port in ports if port] == ["input_ids", "text_embeds_per_layer"]
+    assert root.find("layers/layer[@name='table']/data").attrib["shape"] == f"99, {LAYERS[name][0]}, {LAYERS[name][1]}"  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="module")
+def large_artifact(large_checkpoint: Path, shared: Shared) -> Path:
+    """The folder of an artifact with a table of 80 MB."""
+    return shared.build("large export", lambda root: export(str(large_checkpoint), "m", root).folder)
+
+
+def end_conversion(artifact: Path, output: Path, number: signal.Signals) -> tuple[int, str]:
+    """Send a signal to a conversion that writes its table; return its exit code and standard error."""
+    options = ("--layout", "openvino", "--output", output, "--repository", artifact.parent.parent)
+    return end_at(number, output, f"{DRAFT}*/*.bin", "convert", "m", *options)
+
+
+def test_draft_of_killed_conversion_is_removed_by_next(large_artifact: Path, tmp_path: Path) -> None:
+    code, _ = end_conversion(large_artifact, tmp_path, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert [path.name.startswith(DRAFT) for path in tmp_path.iterdir()] == [True]
+    assert sorted(convert(large_artifact, "openvino", tmp_path)) == sorted(tmp_path.iterdir())
+
+
+def test_conversion_interrupted_leaves_all_files_or_none(tmp_path: Path) -> None:
+    artifact = copy_artifact("gpt", tmp_path)
+    found = set[int]()
+
+    def run() -> None:
+        convert(artifact, "openvino", output)
+
+    for line in range(100):
+        output = tmp_path / str(line)
+        stopped = interrupt_at(line, conversion.__file__, run)
+        found.add(sum(path.is_file() for path in output.glob("**/*")))
+        if not stopped:
+            break
+    assert line > 20
+    assert found == {0, 2}

@@ -3,13 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
 import torch
 from torch import nn
 
-from preblock.export.description import describe_graph
 from preblock.export.errors import ParityError
 from preblock.export.stems.graph import allowed_ulp, export_stem, prove_stem, read_stem_weights
 from preblock.models.modules.stems import AudioConfig, AudioStem, PatchConfig, PatchStem, Stem, from_tensors
@@ -75,71 +72,18 @@ def test_stem_graph_matches_module_over_batches_and_sizes(graphs: dict[str, Path
     if kind == "vit":
         sizes = {shape[2:] for shape in shapes}
         assert sizes == {(13, 13), (16, 16), (12, 24), (28, 16), (4, 8)}
-
-
-@KINDS
-def test_stem_graph_follows_onnx_standard(graphs: dict[str, Path], kind: str) -> None:
     check_standard(graphs[kind])
     config = STEMS[kind].config
     if isinstance(config, PatchConfig):
         check_standard(graphs[kind], height=config.image_size, width=config.image_size)
+    again = from_tensors(config, read_stem_weights(graphs[kind], config))
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in STEMS[kind].state_dict().items())
 
 
 def test_allowed_ulp_matches_documented_bound() -> None:
     vit, whisper = (STEMS[kind].signature for kind in ("vit", "whisper"))
     assert allowed_ulp(vit) == 8 + 4 * (48**0.5 + 3)
     assert allowed_ulp(whisper) == 8 + 4 * 24**0.5
-
-
-def test_stem_at_native_size_uses_position_table_unchanged(tmp_path: Path) -> None:
-    stem = STEMS["vit"]
-    tensors = {name: value.clone() for name, value in stem.state_dict().items()}
-    for name in tensors:
-        if name.startswith("patches"):
-            tensors[name].zero_()
-    config = stem.config
-    assert isinstance(config, PatchConfig)
-    alone = from_tensors(config, tensors)  # the class token and the table remain
-    assert isinstance(alone, PatchStem)
-    export_stem(alone, tmp_path)
-    size = config.image_size
-    found = Session(tmp_path).run({"pixel_values": np.ones((1, config.channels, size, size), np.float32)})["embeddings"]
-    expected = alone.positions.detach().clone()
-    expected[0] += alone.class_token.detach()
-    assert np.array_equal(found[0], expected.numpy())
-
-
-@KINDS
-def test_stem_graph_axes_are_dynamic_and_named(graphs: dict[str, Path], kind: str) -> None:
-    graph = describe_graph(graphs[kind] / "model.onnx")
-    (given,), (made,) = graph.inputs, graph.outputs
-    signature = STEMS[kind].signature
-    assert (given.name, given.dtype, given.shape) == (signature.input, "float32", signature.shape)
-    tokens = "tokens" if signature.patch_size else 6
-    assert (made.name, made.dtype, made.shape) == ("embeddings", "float32", ("batch", tokens, D))
-
-
-@KINDS
-def test_stem_graph_is_valid_and_has_opset_20(graphs: dict[str, Path], kind: str) -> None:
-    onnx.checker.check_model(graphs[kind] / "model.onnx", full_check=True)
-    model = onnx.load(graphs[kind] / "model.onnx", load_external_data=False)
-    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 20)]
-    assert sorted(path.name for path in graphs[kind].iterdir()) == ["model.onnx", "model.onnx.data"]
-
-
-@KINDS
-def test_stem_weights_are_read_back(graphs: dict[str, Path], kind: str) -> None:
-    stem = STEMS[kind]
-    again = from_tensors(stem.config, read_stem_weights(graphs[kind], stem.config))
-    assert all(torch.equal(again.state_dict()[name], value) for name, value in stem.state_dict().items())
-
-
-def test_equal_stem_weights_are_read_back(tmp_path: Path) -> None:
-    stem = AudioStem(AudioConfig(family="own", width=D, channels=D, positions=3))
-    for parameter in stem.parameters():
-        nn.init.zeros_(parameter)
-    export_stem(stem, tmp_path)
-    assert read_stem_weights(tmp_path, stem.config).keys() == stem.state_dict().keys()
 
 
 @KINDS
@@ -150,24 +94,13 @@ def test_stem_graph_contains_no_local_paths(graphs: dict[str, Path], kind: str) 
         assert text.encode() not in content, text
 
 
-@pytest.mark.parametrize("kind", ["vit", "whisper"])
-def test_graph_of_same_stem_has_same_bytes(graphs: dict[str, Path], kind: str, tmp_path: Path) -> None:
-    export_stem(STEMS[kind], tmp_path)
-    for name in ("model.onnx", "model.onnx.data"):
-        assert (tmp_path / name).read_bytes() == (graphs[kind] / name).read_bytes()
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "place"),
     [
-        ("vit", "class_token", (0,)),
-        ("vit", "positions", (0, 0)),
         ("vit", "positions", (9, 7)),
         ("vit", "patches.weight", (7, 2, 3, 3)),
-        ("vit", "patches.bias", (1,)),
         ("clip", "norm.bias", (2,)),
         ("whisper", "positions", (5, 0)),
-        ("whisper", "conv2.weight", (0, 0, 2)),
     ],
 )
 def test_stem_proof_detects_one_changed_weight(

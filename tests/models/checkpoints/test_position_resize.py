@@ -9,7 +9,6 @@ import torch
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 from torch.nn import functional
-from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 
 from preblock.models.checkpoints.position_resize import (
     RESIZINGS,
@@ -17,7 +16,6 @@ from preblock.models.checkpoints.position_resize import (
     interpolate,
     interpolate_positions,
     resize_positions,
-    truncate,
 )
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.embeddings import GridEmbedding, HybridEmbedding
@@ -76,22 +74,9 @@ def test_interpolation_repeats_one_row_and_rounds_once(table: Table, name: str) 
     assert np.array_equal(RESIZINGS[name](half, 23), RESIZINGS[name](half.astype(np.float64), 23).astype(bfloat16))
 
 
-def test_hybrid_resize_keeps_rows_and_appends_sinusoids(table: Table) -> None:
-    found = hybrid(table, 25)
-    assert np.array_equal(found[:M], table)
-    expected = create_sinusoidal_embeddings(25, D, torch.empty(25, D))[M:]
-    assert np.abs(found[M:] - expected.numpy()).max() <= 2e-7
-
-
 def test_hybrid_resize_matches_hybrid_module() -> None:
     module, no_ids = HybridPositionalEncoding(D, M), torch.zeros((1, 25), dtype=torch.int64)
     assert np.array_equal(hybrid(module.weight.detach().numpy(), 25), module(no_ids)[0].detach())
-
-
-def test_truncate_keeps_first_rows_in_own_memory(table: Table) -> None:
-    found = truncate(table, 4)
-    assert np.array_equal(found, table[:4])
-    assert found.base is None
 
 
 @NAMES
@@ -108,15 +93,6 @@ def test_hybrid_positions_with_new_max_len_keep_rows() -> None:
     assert torch.equal(FrontEnd.from_data(longer).eval()(ids)[:, :20], frontend(ids[:, :20]))
     message = "resize: got 'truncate', expected only for a learned table"
     assert message in rejection(ValueError, resize_positions, frontend.data(), 5, "truncate")
-
-
-def test_resize_keeps_rows_before_first_position(tmp_path: Path) -> None:
-    save("opt", tmp_path)
-    frontend = read_frontend(tmp_path)
-    table = frontend.tensors["positions.weight"]
-    longer = resize_positions(frontend, 100, "interpolate")
-    assert (longer.config.max_len, len(table)) == (100, 66)
-    assert np.array_equal(longer.tensors["positions.weight"], [*table[:2], *interpolate(table[2:], 100)])
 
 
 def test_resize_of_grid_positions_is_rejected() -> None:

@@ -90,15 +90,6 @@ def test_saved_model_matches_transformers(kind: type[PreTrainedModel], tmp_path:
     assert torch.equal(found(tmp_path / "several"), expected)
 
 
-def test_float16_and_bfloat16_weights_match_transformers(tmp_path: Path) -> None:
-    for dtype in (torch.bfloat16, torch.float16):
-        model = build(BertModel)
-        torch.nn.Module.to(model, dtype)
-        model.save_pretrained(tmp_path)
-        assert load_file(tmp_path / "model.safetensors")["embeddings.word_embeddings.weight"].dtype == dtype
-        assert torch.equal(found(tmp_path), entering_block_0(tmp_path, BertModel))
-
-
 def test_reader_needs_only_embeddings_under_either_name(bert: Path) -> None:
     expected = found(bert)
     tensors = {key: tensor for key, tensor in tensors_of(bert).items() if "embeddings" in key}
@@ -106,20 +97,6 @@ def test_reader_needs_only_embeddings_under_either_name(bert: Path) -> None:
         tensors[f"embeddings.LayerNorm.{old}"] = tensors.pop(f"embeddings.LayerNorm.{new}")
     save_file(tensors, bert / "model.safetensors")
     assert torch.equal(found(bert), expected)
-
-
-def test_minilm_checkpoint_has_published_shapes(minilm_checkpoint: Path) -> None:
-    frontend = read_frontend(minilm_checkpoint)
-    shapes = {name: tensor.shape for name, tensor in frontend.tensors.items()}
-    assert shapes == {
-        "tokens.weight": (30522, 384),
-        "segments.weight": (2, 384),
-        "positions.weight": (512, 384),
-        "norm.weight": (384,),
-        "norm.bias": (384,),
-    }
-    assert frontend.config.padding_idx == 0
-    assert norm_of(frontend).eps == 1e-12
 
 
 def test_missing_config_keys_have_transformers_defaults(bert: Path) -> None:
@@ -144,10 +121,9 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "max_position_embeddings"])
-def test_missing_size_is_taken_from_tensors(bert: Path, key: str) -> None:
+def test_missing_size_is_taken_from_tensors(bert: Path) -> None:
     expected = read_frontend(bert)
-    change(bert, **{key: ...})
+    change(bert, vocab_size=..., hidden_size=..., max_position_embeddings=...)
     assert read_frontend(bert).config == expected.config
 
 
@@ -190,30 +166,18 @@ def test_weights_of_other_format_are_named(bert: Path) -> None:
     before = bert / "model.safetensors"
     for name, advice in (
         ("pytorch_model.bin", "a pickle, which can run any code when it is read; convert it to safetensors"),
-        ("consolidated.00.pth", "a pickle"),
         ("model-Q4_K_M.gguf", "a file for other engines, often quantised; export the model from which it was made"),
         ("tf_model.h5", "weights of TensorFlow or Flax; convert them"),
-        ("flax_model.msgpack", "weights of TensorFlow or Flax; convert them"),
         ("consolidated.safetensors", "with the names of another library; export the files for transformers"),
         ("model.fp16.safetensors", "under another name; rename it to model.safetensors"),
         ("model-00001-of-00002.safetensors", "parts without their index; add model.safetensors.index.json"),
         ("openvino_model.bin", "weights of OpenVINO"),
         ("training_args.bin", "the state of a training, without weights"),
-        ("optimizer.safetensors", "the state of a training"),
-        ("scheduler.pt", "the state of a training"),
-        ("rng_state_0.pth", "the state of a training"),
-        ("random_states_0.pkl", "the state of a training"),
         ("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "the state of a training"),
     ):
         before = before.rename(bert / name)
         message = f"model.safetensors.index.json, only {name}, {advice}"
         assert message in rejection(CheckpointError, read_frontend, bert)
-
-
-def test_weights_count_before_files_of_their_training(bert: Path) -> None:
-    (bert / "model.safetensors").rename(bert / "weights.bin")
-    (bert / "training_args.bin").touch()
-    assert "index.json, only weights.bin, a pickle" in rejection(CheckpointError, read_frontend, bert)
 
 
 def test_wrapper_in_name_of_token_table_is_named(bert: Path) -> None:

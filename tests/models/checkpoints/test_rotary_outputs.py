@@ -16,8 +16,6 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_embedding import RotaryEmbedding, rotate
-from tests.families.library_models import save
-from tests.families.published_models import VOCABULARY
 from tests.models.checkpoints.rotary_models import ROTARY, outputs_of, tiny
 from tests.models.rejections import rejection
 
@@ -104,21 +102,3 @@ def test_length_dependent_rotary_needs_rotary_length(tmp_path: Path) -> None:
     for length in (0, -1):
         message = f"length: got {length}, expected more than 0"
         assert message in rejection(CheckpointError, read_frontend, tmp_path, rotary_length=length)
-
-
-def test_needless_rotary_length_is_rejected(tmp_path: Path) -> None:
-    for family, why in (("llama", "the angles of 'llama' here do not"), ("bert", "'bert' here has no rotary")):
-        save(family, tmp_path)
-        assert f"--rotary-length: {why}" in rejection(CheckpointError, read_frontend, tmp_path, rotary_length=100)
-
-
-def test_layer_types_have_separate_rotary_outputs(tmp_path: Path) -> None:
-    save("modernbert", tmp_path)
-    frontend = FrontEnd.from_data(read_frontend(tmp_path))
-    names = [f"rotary_{part}_{layer}_attention" for layer in ("full", "sliding") for part in ("cos", "sin")]
-    assert list(frontend.signature.rotary) == list(outputs_of(frontend)) == names
-    assert frontend.config.tokens.rows == VOCABULARY
-    per_row = frontend.rotary_outputs(torch.zeros((2, 9), dtype=torch.int64), torch.tensor([0, 30]))
-    assert {tuple(tensor.shape) for tensor in per_row.values()} == {(2, 9, 8)}
-    assert {tuple(tensor.shape) for tensor in outputs_of(frontend).values()} == {(1, 9, 8)}
-    assert {tensor.dtype for tensor in per_row.values()} == {torch.float32}

@@ -45,12 +45,6 @@ def test_normalization_limit_and_unknown_id_are_read(tmp_path: Path) -> None:
     assert (plain.normalize, plain.frontend.config.max_len, plain.ignored_ids) == (False, None, (1,))
 
 
-def test_model2vec_config_without_keys_uses_defaults(tmp_path: Path) -> None:
-    assert read(save_plain(tmp_path, config={})).frontend.config.family == "model2vec"
-    (tmp_path / "config.json").write_text('{"model_type": "model2vec"}')
-    assert read(tmp_path).frontend.config.max_len == StaticModel.from_pretrained(tmp_path).max_length == 512
-
-
 @pytest.mark.parametrize(("part", "further"), [("0_StaticEmbedding", ()), ("", ("Normalize",))])
 def test_sentence_transformers_folder_is_read(part: str, further: tuple[str, ...], tmp_path: Path) -> None:
     found = read(save_bag(tmp_path, *further, part=part))
@@ -61,19 +55,18 @@ def test_sentence_transformers_folder_is_read(part: str, further: tuple[str, ...
     assert all((tmp_path / name).is_file() for name in static_files_needed(layout))
 
 
-def test_tokenizer_truncation_sets_max_len(tmp_path: Path) -> None:
-    file = save_bag(tmp_path) / "0_StaticEmbedding" / "tokenizer.json"
-    truncation = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
-    file.write_text(json.dumps(json.loads(file.read_bytes()) | {"truncation": truncation}))
-    assert read(tmp_path).frontend.config.max_len == 5
-
-
 def test_unigram_unknown_id_is_ignored_id(tmp_path: Path) -> None:
     file = save_plain(tmp_path) / "tokenizer.json"
     document = json.loads(file.read_bytes())
     document["model"] = {"type": "Unigram", "unk_id": 2, "vocab": [["a", 0.0], ["b", 0.0], ["<unk>", 0.0]]}
     file.write_text(json.dumps(document))
     assert read(tmp_path).ignored_ids == (2,)
+
+
+def test_model2vec_config_without_keys_uses_defaults(tmp_path: Path) -> None:
+    assert read(save_plain(tmp_path, config={})).frontend.config.family == "model2vec"
+    (tmp_path / "config.json").write_text('{"model_type": "model2vec"}')
+    assert read(tmp_path).frontend.config.max_len == StaticModel.from_pretrained(tmp_path).max_length == 512
 
 
 def test_find_static_in_other_folder_returns_none(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A front-end described in TOML: the same as the family it describes, or refused by name."""
 
 import json
-import math
 import re
 from pathlib import Path
 
@@ -15,9 +14,6 @@ from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.grid import SinusoidalGridEncoding
-from preblock.models.modules.sinusoids import sinusoid
-from preblock.models.serialization import to_document
-from preblock.models.steps import from_document
 from tests.models.rejections import rejection
 
 SHAPES: dict[str, tuple[int, ...]] = {"embed": (11, 4), "places": (9, 4), "kinds": (2, 4), "gain": (4,), "shift": (4,)}
@@ -62,14 +58,6 @@ def test_rms_norm_step_matches_torch(weight: str, tmp_path: Path) -> None:
     assert FrontEnd(again).state_dict().keys() == frontend.state_dict().keys()
 
 
-def test_exact_positions_step_needs_no_tensor(tmp_path: Path) -> None:
-    text = TOKENS + '\n[[steps]]\nkind = "positions"\ntable = "exact"\nrows = 5\n'
-    frontend = FrontEnd.from_data(read_description(describe(tmp_path, text))).eval()
-    angle = torch.tensor([2.0, 0.02], dtype=torch.float64)
-    expected = torch.stack((angle.sin(), angle.cos()), -1).flatten().float() + TABLES["embed"][3]
-    torch.testing.assert_close(frontend(torch.tensor([[3]]), 2)[0, 0], expected)
-
-
 def test_description_without_positions_has_no_max_len(tmp_path: Path) -> None:
     assert read_description(describe(tmp_path, TOKENS)).config.max_len is None
     file = describe(tmp_path, "max_len = 7\n" + TOKENS) / "frontend.toml"
@@ -92,15 +80,6 @@ def test_levels_step_has_one_input_per_level(tmp_path: Path) -> None:
     assert torch.equal(frontend(IDS, indices={"sentence": sentence, "word": word}), expected)
 
 
-def test_level_can_use_token_table(tmp_path: Path) -> None:
-    text = LEVELS + LEVEL.format("topic", 'table = "tokens"')
-    frontend = FrontEnd.from_data(read_description(describe(tmp_path, text))).eval()
-    assert frontend.config.indices == {"sentence": 9, "word": 2, "topic": 11}
-    topic = torch.tensor([[10, 0, 3]])
-    expected = TABLES["embed"][IDS] + (TABLES["places"][0] + TABLES["kinds"][0] + TABLES["embed"][topic])
-    assert torch.equal(frontend(IDS, indices={"topic": topic}), expected)
-
-
 def test_segments_step_can_rename_input_and_use_token_table(tmp_path: Path) -> None:
     text = TOKENS + STEP.format("segments") + 'input = "speaker"\nweight = "kinds"\n'
     text += STEP.format("segments") + 'table = "tokens"\nby = 2.0\n'
@@ -109,17 +88,6 @@ def test_segments_step_can_rename_input_and_use_token_table(tmp_path: Path) -> N
     types = torch.tensor([[10, 0, 3], [1, 2, 3]])
     expected = TABLES["embed"][IDS] + TABLES["kinds"][types % 2] + TABLES["embed"][types] * 2.0
     assert torch.equal(frontend(IDS, 0, types, indices={"speaker": types % 2}), expected)
-
-
-def test_hybrid_positions_are_limited_only_by_max_len(tmp_path: Path) -> None:
-    text = TOKENS + STEP.format("positions") + 'table = "hybrid"\nweight = "places"\n'
-    frontend = FrontEnd.from_data(read_description(describe(tmp_path, text))).eval()
-    assert frontend.config.max_len == 2**31
-    found = frontend(IDS, 8)
-    assert torch.equal(found[:, 0], TABLES["embed"][IDS[:, 0]] + TABLES["places"][8])
-    assert torch.equal(found[:, 1:], TABLES["embed"][IDS[:, 1:]] + sinusoid(torch.tensor([9, 10]), 4))
-    limited = FrontEnd.from_data(read_description(describe(tmp_path, "max_len = 20\n" + text)))
-    assert "exceeds the maximum length 20" in rejection(ValueError, limited, IDS, 18)
 
 
 @pytest.mark.parametrize(
@@ -242,36 +210,6 @@ def test_unsupported_description_is_rejected(tmp_path: Path) -> None:
         assert re.search(message, found), text
 
 
-ROTARY = """
-[[rotary]]
-name = "near"
-dim = 4
-layout = "interleaved"
-
-[[rotary]]
-dim = 2
-theta = 500
-scaling = "longrope"
-factor = 4
-original_len = 8
-length = 16
-short_factor = [1]
-long_factor = [2.5]
-"""
-
-
-def test_described_rotary_outputs_are_built(tmp_path: Path) -> None:
-    frontend = FrontEnd.from_data(read_description(describe(tmp_path, TOKENS + ROTARY)))
-    widths = {"rotary_cos_near": 4, "rotary_sin_near": 4, "rotary_cos": 2, "rotary_sin": 2}
-    assert (frontend.signature.rotary, frontend.signature.rotary_len) == (widths, 16)
-    assert [output.layout for output in frontend.config.rotary] == ["interleaved", "half"]
-    angle = torch.arange(3) / 2.5
-    cos, factor = frontend.rotary_outputs(IDS)["rotary_cos"], (1 + math.log(4) / math.log(8)) ** 0.5
-    torch.testing.assert_close(cos, (angle.cos() * factor).reshape(1, 3, 1).expand(1, 3, 2))
-    document = json.loads(json.dumps(frontend.config.to_document()))
-    assert FrontEndConfig.from_document(document).rotary == frontend.config.rotary
-
-
 def test_unsupported_rotary_output_is_rejected(tmp_path: Path) -> None:
     for text, message in (
         ("dim = 3", "dim: got 3, expected an even width"),
@@ -291,14 +229,6 @@ def test_unsupported_rotary_output_is_rejected(tmp_path: Path) -> None:
     ):
         found = rejection(CheckpointError, read_description, describe(tmp_path, f"{TOKENS}\n[[rotary]]\n{text}\n"))
         assert re.search(message, found), text
-
-
-def test_steps_survive_document_round_trip(tmp_path: Path) -> None:
-    config = read_description(describe(tmp_path, LEVELS)).config
-    again = [from_document(json.loads(json.dumps(to_document(step)))) for step in config.steps]
-    assert [to_document(step) for step in again] == [to_document(step) for step in config.steps]
-    assert "places" not in json.dumps(config.to_document())
-    assert FrontEnd(type(config).from_document(config.to_document())).config.indices == config.indices
 
 
 def test_files_described_are_shards_of_named_tensors(tmp_path: Path) -> None:

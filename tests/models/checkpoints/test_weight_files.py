@@ -4,8 +4,7 @@ import json
 import os
 import re
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from preblock.models.checkpoints.toml_config import files_described, read_descri
 from preblock.models.checkpoints.weight_files import CheckpointError, describe_second_source
 from preblock.models.frontend_file import INDEX
 from tests.models.rejections import rejection
+from tests.support.permissions import ordinary_user, public_folder
 
 CONFIG: dict[str, Any] = {"model_type": "gpt2", "vocab_size": 11, "n_embd": 4, "n_positions": 6}
 TENSORS = {"wte.weight": torch.ones(11, 4), "wpe.weight": torch.ones(6, 4)}
@@ -91,13 +91,6 @@ def test_damaged_description_is_rejected(gpt: Path) -> None:
         assert "frontend.toml: " in rejection(CheckpointError, reader, gpt)
 
 
-def test_links_within_folder_are_followed(gpt: Path, tmp_path: Path) -> None:
-    for name in ("config.json", INDEX, "1.safetensors"):
-        move_to(f"other-{name}")(gpt / name)
-    (tmp_path / "link").symlink_to(gpt)
-    assert read_frontend(tmp_path / "link").config.max_len == 6
-
-
 def test_hub_cache_links_are_followed_only_to_blobs(gpt: Path, tmp_path: Path) -> None:
     snapshot, blobs = tmp_path / "models--a--b/snapshots/0123", tmp_path / "models--a--b/blobs"
     snapshot.mkdir(parents=True)
@@ -112,30 +105,16 @@ def test_hub_cache_links_are_followed_only_to_blobs(gpt: Path, tmp_path: Path) -
     assert re.search(message, rejection(CheckpointError, read_frontend, snapshot))
 
 
-@pytest.fixture
-def private() -> Iterator[Path]:
-    """Run as an ordinary user, whose folder has a checkpoint that belongs to root; outside pytest's private folders."""
-    if os.geteuid():
-        pytest.skip("needs root, to become another user")
-    with tempfile.TemporaryDirectory() as place:
-        Path(place).chmod(0o755)
-        folder = write(Path(place) / "gpt")
-        for file in folder.iterdir():
-            file.chmod(0o644)
-        os.seteuid(65534)
-        try:
-            yield folder
-        finally:
-            os.seteuid(0)
-
-
-def test_unreadable_file_or_folder_is_rejected(private: Path) -> None:
-    for place, mode in ((private / "1.safetensors", 0o600), (private / "config.json", 0o600), (private, 0o700)):
-        os.seteuid(0)
-        place.chmod(mode)
-        os.seteuid(65534)
-        name = "config.json" if place == private else place.name
-        assert f"{name}: permission denied" in rejection(CheckpointError, read_frontend, private)
+def test_unreadable_file_or_folder_is_rejected() -> None:
+    with public_folder() as place:
+        folder = write(place / "gpt")
+        for made in folder.iterdir():
+            made.chmod(0o644)
+        for file in (folder / "1.safetensors", folder / "config.json", folder):
+            file.chmod(0o600)
+            name = "config.json" if file == folder else file.name
+            with ordinary_user():
+                assert f"{name}: permission denied" in rejection(CheckpointError, read_frontend, folder)
 
 
 def test_non_finite_number_is_rejected(gpt: Path) -> None:

@@ -1,13 +1,20 @@
-"""Configurations of pairwise biases, against files of transformers."""
+"""Pairwise biases: configurations, against files of transformers, and modules, against those of transformers."""
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import T5Config as PublishedT5Config
+from transformers import XLNetConfig, XLNetModel
+from transformers.models.bloom import modeling_bloom
+from transformers.models.falcon import modeling_falcon
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
@@ -23,8 +30,8 @@ from preblock.models.modules.bias import (
     RelativeSinusoidConfig,
     T5Config,
 )
+from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
 from preblock.models.serialization import config_of, to_document
-from preblock.models.step_modules import build_bias
 from tests.families.bias_models import BIASED, HEADS, save
 from tests.models.rejections import rejection
 
@@ -56,10 +63,6 @@ def side_of(name: str) -> str | None:
 def bias_of(name: str, values: dict[str, Any]) -> BiasConfig | None:
     read = FAMILIES[name].bias
     return read(Config(values)) if read else None
-
-
-def test_rows_with_a_bias_have_oracles() -> None:
-    assert {name for name, row in FAMILIES.items() if row.bias} == set(BIASED) == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", BIASED)
@@ -99,16 +102,6 @@ def test_missing_bias_values_have_transformers_defaults() -> None:
     assert (encoder.heads, encoder.buckets, encoder.max_distance) == (8, 32, 128)
     assert bias_of("xlnet", {}) == RelativeSinusoidConfig(width=1024, clamp_len=None, bidirectional=True)
     assert bias_of("bert", {}) is None
-
-
-def test_bias_config_accepts_alternative_key_names() -> None:
-    assert bias_of("bloom", {"num_attention_heads": 3, "n_head": 3}) == bias_of("bloom", {"num_attention_heads": 3})
-    assert bias_of("xlnet", {"hidden_size": 6}) == bias_of("xlnet", {"d_model": 6})
-
-
-def test_xlnet_bias_follows_config(tmp_path: Path) -> None:
-    save("xlnet", tmp_path, attn_type="uni", clamp_len=5)
-    assert read_frontend(tmp_path).config.bias == RelativeSinusoidConfig(width=48, clamp_len=5, bidirectional=False)
 
 
 INVALID: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -165,8 +158,110 @@ def test_invalid_bias_document_is_rejected() -> None:
         assert message in rejection(ValueError, config_of, document, KINDS), document
 
 
-def test_build_bias_sets_attributes_of_config() -> None:
-    module = build_bias(AlibiConfig(heads=3, anchor="last", recipe="exact", arithmetic="bfloat16", divisor=2.0))
-    assert isinstance(module, AlibiBias)
-    assert (module.heads, module.anchor, module.recipe) == (3, "last", "exact")
-    assert (module.arithmetic, module.divisor) == ("bfloat16", 2.0)
+SIDES = pytest.mark.parametrize("bidirectional", [True, False], ids=["encoder", "decoder"])
+
+
+def t5_modules(buckets: int, max_distance: int, bidirectional: bool) -> tuple[T5RelativeBias, T5Attention]:
+    """Our module and the attention of transformers around the same table."""
+    torch.manual_seed(0)
+    module = T5RelativeBias(HEADS, buckets, max_distance, bidirectional)
+    config = PublishedT5Config(
+        d_model=16,
+        d_kv=4,
+        num_heads=HEADS,
+        relative_attention_num_buckets=buckets,
+        relative_attention_max_distance=max_distance,
+        is_decoder=not bidirectional,
+    )
+    attention = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    attention.relative_attention_bias.weight = module.weight
+    return module, attention
+
+
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (32, 256), (8, 20), (64, 1000), (4, 3)])
+@SIDES
+def test_t5_bias_equals_transformers(buckets: int, max_distance: int, bidirectional: bool) -> None:
+    module, attention = t5_modules(buckets, max_distance, bidirectional)
+    for lengths in ((0, 1, 1), (0, 7, 300), (0, 300, 7), (0, 0, 3), (0, 3, 0), (30, 3, 33), (2000, 3, 2003)):
+        past, queries, keys = lengths
+        expected = attention.compute_bias(queries, keys, past_seen_tokens=past)  # type: ignore[no-untyped-call]
+        assert expected.shape == (1, HEADS, *lengths[1:])
+        assert torch.equal(module(*lengths), expected), lengths
+
+
+def test_invalid_t5_arguments_are_rejected() -> None:
+    for buckets, bidirectional, allowed in ((1, False, 2), (2, True, 4), (5, True, 4)):
+        kind = f"expected an? .*number of {allowed} or more"
+        found = rejection(ValueError, T5RelativeBias, HEADS, buckets, 128, bidirectional)
+        assert re.match(f"buckets: got {buckets}, {kind}", found)
+    for bidirectional, allowed in ((True, 9), (False, 17)):
+        T5RelativeBias(HEADS, 32, allowed, bidirectional)
+        found = rejection(ValueError, T5RelativeBias, HEADS, 32, allowed - 1, bidirectional)
+        assert found == f"max_distance: got {allowed - 1}, expected {allowed} or more"
+    for lengths, name in (((-1, 2, 3), "query_offset"), ((0, -1, 3), "query_length"), ((0, 2, -1), "key_length")):
+        assert rejection(ValueError, t5_modules(32, 128, True)[0], *lengths) == f"{name}: got -1, expected 0 or more"
+
+
+@SIDES
+@pytest.mark.parametrize(("d_model", "clamp_len"), [(2, None), (8, 1), (8, 20), (130, 400), (130, None)])
+def test_relative_sinusoid_equals_transformers_xlnet(d_model: int, clamp_len: int | None, bidirectional: bool) -> None:
+    module, sizes = RelativeSinusoid(d_model, clamp_len, bidirectional), {"n_layer": 1, "n_head": 2, "d_inner": 4}
+    directions = {"clamp_len": clamp_len or -1, "attn_type": "bi" if bidirectional else "uni"}
+    oracle = XLNetModel(XLNetConfig(vocab_size=3, d_model=d_model, **sizes, **directions))  # type: ignore[arg-type]
+    for query_length, key_length in ((1, 1), (7, 7), (1, 50), (5, 300), (300, 3000)):
+        expected = oracle.relative_positional_encoding(  # type: ignore[no-untyped-call]
+            query_length, key_length
+        )[:, 0]
+        assert expected.shape == (key_length + (query_length if bidirectional else 1), d_model)
+        assert torch.equal(module(query_length, key_length), expected)
+
+
+def test_invalid_relative_sinusoid_arguments_are_rejected() -> None:
+    for d_model in (0, 7):
+        message = f"d_model: got {d_model}, expected an even width of 2 or more"
+        assert rejection(ValueError, RelativeSinusoid, d_model) == message
+    for clamp_len in (0, -1):
+        message = f"clamp_len: got {clamp_len}, expected 1 or more, or None"
+        assert rejection(ValueError, RelativeSinusoid, 8, clamp_len) == message
+    for lengths, name in (((-1, 3), "query_length"), ((2, -1), "key_length")):
+        assert rejection(ValueError, RelativeSinusoid(8), *lengths) == f"{name}: got -1, expected 0 or more"
+
+
+COUNTS = (1, 2, 3, 12, 32, 71)
+
+
+def test_alibi_bias_is_negative_slope_times_distance() -> None:
+    distances = torch.tensor([[3, 2, 1, 0, -1, -2], [4, 3, 2, 1, 0, -1]])
+    for heads in COUNTS:
+        module = AlibiBias(heads)
+        expected = torch.stack([-slope * distances for slope in module.slopes])
+        assert torch.equal(module(3, 2, 6)[0], expected), heads
+
+
+def test_alibi_variants_match_transformers_bit_for_bit() -> None:
+    mask = torch.ones((1, 1000), dtype=torch.int64)
+    for heads in COUNTS:
+        bloom = modeling_bloom.build_alibi_tensor(mask, heads, torch.float32)
+        mpt = build_mpt_alibi_tensor(heads, 1000)  # type: ignore[no-untyped-call]
+        falcon = modeling_falcon.build_alibi_tensor(mask, heads, torch.float32)
+        for module, row in (
+            (AlibiBias(heads, "first", "float32_powers"), bloom),
+            (AlibiBias(heads, "last", "float32_reciprocals"), mpt),
+            (AlibiBias(heads, "first", "float32_powers", "bfloat16"), falcon),
+            (AlibiBias(heads, "first", "float32_powers", "bfloat16", math.sqrt(80)), falcon / math.sqrt(80)),
+        ):
+            assert torch.equal(module(7, 2, 1000)[0], row.expand(-1, 2, -1)), (heads, module)
+
+
+def test_invalid_alibi_arguments_are_rejected() -> None:
+    for values, message in (
+        ({"heads": 0}, "heads: got 0, expected 1 or more"),
+        ({"anchor": "key"}, "anchor: got 'key', expected query, first, last"),
+        ({"recipe": "fast"}, "recipe: got 'fast', expected exact, float32_powers, float32_reciprocals"),
+        ({"arithmetic": "float16"}, "arithmetic: got 'float16', expected float32, bfloat16"),
+        ({"divisor": 0}, "divisor: got 0, expected a number above 0"),
+    ):
+        assert rejection(ValueError, AlibiBias, **{"heads": 4} | values) == message
+    for lengths, name in (((-1, 2, 3), "query_offset"), ((0, -1, 3), "query_length"), ((0, 2, -1), "key_length")):
+        for anchor in ("query", "first"):
+            assert rejection(ValueError, AlibiBias(2, anchor), *lengths) == f"{name}: got -1, expected 0 or more"

@@ -64,25 +64,6 @@ def test_exported_positions_equal_modules() -> None:
             assert np.array_equal(found, expected.detach().numpy())
 
 
-class Grids(nn.Module):
-    """Grids of a whole image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.grids = nn.ModuleList(kind(D, 2, 4) for kind in GRIDS)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(grid(x) for grid in self.grids)
-
-
-def test_exported_whole_grids_equal_modules() -> None:
-    module = Grids().eval()
-    graph = session_of(graph_of(module, {"x": torch.randn(2, 8, D)}, {"x": {0: AUTO}}))
-    x = torch.randn(5, 8, D)
-    for found, expected in zip(run(graph, {"x": x}), module(x), strict=True):
-        assert np.array_equal(found, expected.detach().numpy())
-
-
 class Rotary(nn.Module):
     """Angles of every scaling, and queries turned inside the graph."""
 

@@ -237,35 +237,28 @@ def test_t5_borders_equal_torch() -> None:
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = sys.modules["transformers"] = None
-from preblock.models.modules.bias import AlibiConfig, T5Config, alibi_slopes, relative_frequencies, t5_borders
-from preblock.models.modules.rotary_config import RotaryConfig, rotary_frequencies
-from preblock.models.sinusoid_tables import RECIPES, exact_sinusoids, library_table
-print(rotary_frequencies(RotaryConfig(dim=64)).tobytes().hex())
-print(alibi_slopes(AlibiConfig(heads=16, recipe="float32_powers")).tobytes().hex())
-print(t5_borders(T5Config(heads=1, buckets=32, max_distance=128, bidirectional=True))[-3:], relative_frequencies(8)[0])
-for name in RECIPES:
+from preblock.models.modules.bias import T5Config, t5_borders
+from preblock.models.sinusoid_tables import RECIPES, library_table
+print(t5_borders(T5Config(heads=1, buckets=32, max_distance=128, bidirectional=True))[-3:])
+for call in (
+    *(lambda name=name: library_table(name, 3, 8).shape for name in RECIPES),
+    lambda: t5_borders(T5Config(heads=1, buckets=32, max_distance=100, bidirectional=False)),
+):
     try:
-        print(name, library_table(name, 3, 8).shape)
+        print(call())
     except ImportError as error:
         print(error)
-try:
-    t5_borders(T5Config(heads=1, buckets=32, max_distance=100, bidirectional=False))
-except ImportError as error:
-    print(error)
 """
 
 
 def test_numbers_need_no_torch_or_say_so() -> None:
     hint = "needs torch: pip install 'preblock[torch]'"
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        published_frequencies(RotaryConfig(dim=64)).numpy().tobytes().hex(),
-        published_slopes("float32_powers", 16).numpy().tobytes().hex(),
-        "[46, 64, 91] 1.0",
-        "pair_half (3, 8)",
-        "pair_interleaved (3, 8)",
+        "[46, 64, 91]",
+        "(3, 8)",
+        "(3, 8)",
         f"table: the sinusoid recipe 'pair_half_float32' {hint}",
         f"table: the sinusoid recipe 'tensor2tensor' {hint}",
         f"bias: a T5 bias of 32 buckets to distance 100 {hint}",
-    ]
+    ], done.stderr

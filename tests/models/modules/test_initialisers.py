@@ -60,17 +60,6 @@ def test_sinusoidal_init_matches_transformers() -> None:
     assert "d_model: got 7, expected an even width" in message
 
 
-def test_pretrained_init_copies_values() -> None:
-    values = torch.randn(M, D)
-    table = started(values)
-    assert torch.equal(table, values)
-    values.zero_()
-    assert table.abs().min() > 0
-    for shape in ((8, 10), (1, 8), (8,), (11, 8)):
-        message = f"pretrained: got shape {shape}, expected (10, 8)"
-        assert rejection(ValueError, LearnedPositionalEncoding, 8, 10, init=torch.zeros(shape)) == message
-
-
 PATCHES = PatchConfig(family="p", width=D, channels=1, image_size=16, patch_size=1)
 SPECTROGRAM = AudioConfig(family="a", width=D, channels=1, positions=M)
 OWNERS: dict[str, Callable[..., nn.Module]] = {
@@ -121,3 +110,46 @@ def test_init_tensor_is_copied(name: str) -> None:
     assert torch.equal(table, values)
     assert table.data_ptr() != values.data_ptr()
     assert "pretrained: got shape (2, 3), expected" in rejection(ValueError, OWNERS[name], init=torch.zeros(2, 3))
+
+
+IDS = torch.tensor([[3, 0, 9], [9, 9, 1]])
+
+
+def test_token_table_lookup_equals_scaled_torch_embedding() -> None:
+    for scale, factor in ((True, math.sqrt(7)), (3.0, 3.0), (1.0, 1.0), (False, 1.0)):
+        table = TokenEmbedding(10, 7, scale=scale)
+        assert torch.equal(table(IDS), nn.Embedding(10, 7, _weight=table.weight)(IDS) * factor), scale
+
+
+def test_pretrained_values_are_copied_with_padding_row() -> None:
+    pretrained = torch.randn(10, 4)
+    before, table = pretrained.clone(), TokenEmbedding(10, 4, padding_idx=9, init=pretrained)
+    assert torch.equal(table.weight, pretrained)
+    table(IDS).sum().backward()
+    torch.optim.SGD(table.parameters(), lr=1.0).step()
+    assert torch.equal(pretrained, before)
+    assert not torch.equal(table.weight, before)
+    assert not TokenEmbedding(10, 4, init=pretrained, freeze=True)(IDS).requires_grad
+
+
+def test_tied_table_sums_gradients_of_both_uses() -> None:
+    pretrained = torch.randn(10, 4)
+    tied, projection = TokenEmbedding(10, 4, init=pretrained), nn.Linear(4, 10, bias=False)
+    tied.tie(projection)
+    assert projection.weight is tied.weight
+    projection(tied(IDS)).sum().backward()
+    # Apart, torch gives each side its own gradient; tied, they add up.
+    table, output = nn.Embedding(10, 4, _weight=pretrained.clone()), nn.Linear(4, 10, bias=False)
+    output.weight.data.copy_(pretrained)
+    output(table(IDS)).sum().backward()
+    assert table.weight.grad is not None
+    assert output.weight.grad is not None
+    torch.testing.assert_close(tied.weight.grad, table.weight.grad + output.weight.grad)
+
+
+def test_invalid_token_table_arguments_are_rejected() -> None:
+    for padding_idx in (-1, 10):
+        message = f"padding_idx: got {padding_idx}, expected 0 to 9"
+        assert rejection(ValueError, TokenEmbedding, 10, 4, padding_idx=padding_idx) == message
+    message = "projection: got weight (4, 10), expected (10, 4)"
+    assert rejection(ValueError, TokenEmbedding(10, 4).tie, nn.Linear(10, 4)) == message

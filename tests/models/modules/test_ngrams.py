@@ -2,14 +2,10 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from transformers import Qwen4ExpTextConfig
 from transformers.models.qwen4_exp import modeling_qwen4_exp as library
 
 from preblock.models.config import FrontEndConfig
-from preblock.models.frontend import FrontEnd
 from preblock.models.modules.ngram_config import MAX_SIZE, NgramConfig
 from preblock.models.steps import Positions, Tokens
 from preblock.service.artifacts.manifest import MAX_HISTORY
@@ -37,29 +33,6 @@ def test_factors_are_those_of_transformers(vocab_size: int, seed: int) -> None:
     for layer, factors in enumerate(found):
         assert list(factors) == library._build_layer_multipliers(vocab_size, 5, layer, seed).tolist()
         assert max(factors) * (vocab_size - 1) < 2**63
-
-
-def test_module_equals_that_of_transformers() -> None:
-    frontend = FrontEnd(CONFIG).eval()
-    sizes: dict[str, Any] = {"ngram_size": 3, "heads_per_ngram": 2, "ngram_vocab_size_base": 40, "vocab_size": 99}
-    sizes |= {"make_ngram_vocab_size_divisible_by": 8, "ple_embed_dim": 16, "ple_layer_ids": [1], "eos_token_id": 2}
-    theirs = Qwen4ExpTextConfig(**sizes)
-    random = np.random.default_rng(0)
-    ids = torch.from_numpy(np.where(random.random((5, 50)) < 0.3, 2, random.integers(0, 99, (5, 50))))
-    for layer, table in enumerate(frontend.ngrams.tables):
-        module: Any = library.Qwen4ExpTextNGramEmbedding(theirs, 16, 0, layer)
-        module.ngram_embedding.weight = table.weight
-        with torch.inference_mode():
-            assert torch.equal(frontend.ngrams(ids)[:, :, layer], module(ids, None))
-
-
-def test_context_continues_a_row() -> None:
-    ngrams = FrontEnd(CONFIG).ngrams
-    ids = torch.arange(10).reshape(1, -1)
-    whole = ngrams.row_ids(ids)
-    assert torch.equal(ngrams.row_ids(ids[:, 4:], ids[:, 2:4]), whole[:, 4:])
-    assert whole.shape == (1, 10, 2, 4)
-    assert FrontEndConfig.from_document(CONFIG.to_document()) == CONFIG
 
 
 def test_invalid_ngram_sizes_are_rejected() -> None:

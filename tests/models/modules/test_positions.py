@@ -1,20 +1,30 @@
 """Position modules of sequences: learned, sinusoidal and hybrid. Oracles: torch's embedding, and transformers."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import Pix2StructVisionConfig
+from transformers.models.detr.modeling_detr import DetrSinePositionEmbedding
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
+from transformers.models.pix2struct.modeling_pix2struct import Pix2StructVisionEmbeddings
 
-from preblock.models.modules.grid import FactorisedGridEncoding, LearnedGridEncoding, SinusoidalGridEncoding
+from preblock.models.modules.alibi import AlibiBias
+from preblock.models.modules.grid import (
+    FactorisedGridEncoding,
+    LearnedGridEncoding,
+    SinusoidalGridEncoding,
+    grid_ids,
+)
 from preblock.models.modules.hierarchical_positions import HierarchicalPositionalEncoding
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
+from preblock.models.modules.relative_positions import RelativeSinusoid
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
-from preblock.models.modules.sinusoids import sinusoid
+from preblock.models.modules.sinusoids import Sinusoid, sinusoid
+from tests.models.modules.published_rotary import CONFIGS, IDS
 from tests.models.rejections import rejection
 
 SEQUENCE = (LearnedPositionalEncoding, SinusoidalPositionalEncoding, HybridPositionalEncoding)
@@ -62,22 +72,6 @@ def test_positions_beyond_rows_are_sinusoids(kind: type[Module]) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     far = torch.tensor([[10**6, 2**31 - 1]])
     assert torch.equal(module(NO_IDS[:, :2], far)[0], sinusoid(far[0], D))
-
-
-@KINDS
-def test_stepwise_positions_equal_single_pass(kind: type[Module]) -> None:
-    length = M if kind is LearnedPositionalEncoding else 2 * M
-    module, x = kind(D, M).eval(), torch.randn(2, length, D)
-    steps = [module(x[:, start : start + 3], offset=start) for start in range(0, length, 3)]
-    assert torch.equal(torch.cat(steps, dim=1), module(x))
-
-
-@KINDS
-def test_empty_sequence_and_batch_are_accepted(kind: type[Module]) -> None:
-    module = kind(D, M).eval()
-    assert module(torch.randn(2, 0, D), offset=M).shape == (2, 0, D)
-    assert module(torch.randn(0, 3, D)).shape == (0, 3, D)
-    assert module(torch.randn(0, 3, D), offset=torch.zeros(0, dtype=torch.int64)).shape == (0, 3, D)
 
 
 def zeros(*shape: int) -> Tensor:
@@ -158,24 +152,6 @@ def test_only_used_table_rows_have_gradient(kind: type[Module]) -> None:
     assert x.grad.min() == x.grad.max() == (1 if kind is LearnedPositionalEncoding else 2)
 
 
-def test_position_modules_share_one_signature() -> None:
-    learned, sinusoidal, hybrid = (dict(inspect.signature(kind).parameters) for kind in SEQUENCE)
-    assert hybrid == learned | sinusoidal
-    forwards: list[Any] = [kind.forward for kind in (*SEQUENCE, RotaryEmbedding)]
-    assert len({str(inspect.signature(forward).parameters) for forward in forwards}) == 1
-
-
-def test_sinusoids_are_no_state_and_follow_module_type() -> None:
-    module = SinusoidalPositionalEncoding(8, 4)
-    assert (list(module.parameters()), module.state_dict()) == ([], {})
-    assert list(HybridPositionalEncoding(8, 4).state_dict()) == ["weight"]
-    assert module.to("meta").table.device.type == "meta"
-    x = torch.zeros(1, 4, 8, dtype=torch.bfloat16)
-    for kind in (SinusoidalPositionalEncoding, HybridPositionalEncoding):
-        for offset in (0, 3, 4):
-            assert kind(8, 4).to(torch.bfloat16)(x, offset=offset).dtype == torch.bfloat16, (kind, offset)
-
-
 def test_base_and_padded_width_reach_sinusoids() -> None:
     for kind in (SinusoidalPositionalEncoding, HybridPositionalEncoding):
         assert "d_model: got 7, expected an even width" in rejection(ValueError, kind, 7, M)
@@ -185,3 +161,147 @@ def test_base_and_padded_width_reach_sinusoids() -> None:
     warm = HybridPositionalEncoding(D, M, init="sinusoidal")
     assert torch.equal(warm(NO_IDS), SinusoidalPositionalEncoding(D, 0)(NO_IDS))
     assert "max_len: got 0, expected 1 or more" in rejection(ValueError, HybridPositionalEncoding, D, 0)
+
+
+TEXT = {"paragraph": 3, "sentence": 4, "word": 5}
+
+
+@pytest.mark.parametrize("levels", [TEXT, {"word": 9}], ids=["text", "one level"])
+@pytest.mark.parametrize("batch", [1, 2], ids=["ids for all rows", "ids per row"])
+def test_levels_match_sum_of_torch_embeddings(levels: dict[str, int], batch: int) -> None:
+    torch.manual_seed(0)
+    module, x = HierarchicalPositionalEncoding(D, levels).eval(), torch.randn(2, 7, D)
+    ids = torch.stack([torch.randint(rows, (batch, 7)) for rows in levels.values()], dim=-1)
+    oracles = [nn.Embedding(rows, D, _weight=module.tables[level]) for level, rows in levels.items()]
+    expected = x + sum(oracle(ids[..., level]) for level, oracle in enumerate(oracles))
+    assert module(x[:, :0], ids[:, :0]).shape == (2, 0, D)
+    torch.testing.assert_close(module(x, ids), expected, rtol=0, atol=1e-6)
+
+
+def test_invalid_levels_are_rejected() -> None:
+    module, x = HierarchicalPositionalEncoding(D, TEXT), torch.randn(2, 2, D)
+    for index, message in (
+        ([3, 0, 0], "paragraph got 3, expected 0 to 2"),
+        ([0, 4, 9], "sentence got 4, expected 0 to 3"),
+        ([0, 0, 5], "word got 5, expected 0 to 4"),
+        ([0, -1, 0], "sentence got -1, expected 0 to 3"),
+    ):
+        assert rejection(ValueError, module, x, torch.tensor([[[2, 3, 4], index]])) == f"position_ids: {message}"
+    for shape in ((1, 2), (1, 2, 2), (3, 2, 3), (1, 1, 3), (1, 1, 2, 3)):
+        message = f"position_ids: got shape {shape}, expected (1, 2, 3) or (2, 2, 3)"
+        assert rejection(ValueError, module, x, torch.zeros(shape, dtype=torch.int64)) == message
+    assert rejection(ValueError, HierarchicalPositionalEncoding, D, {}) == "levels: got none, expected one or more"
+
+
+Grid = FactorisedGridEncoding | LearnedGridEncoding | SinusoidalGridEncoding
+GRID_KINDS = pytest.mark.parametrize("kind", [FactorisedGridEncoding, LearnedGridEncoding, SinusoidalGridEncoding])
+
+GRID_D, H, W = 8, 3, 5
+NO_PATCHES = torch.zeros((1, H * W), dtype=torch.int64)
+"""Ids of patches: a module returns its vectors alone."""
+
+
+def detr(height: int, width: int) -> Tensor:
+    """Return DETR's vectors (height, width, D). DETR counts rows and columns from 1."""
+    shape = torch.Size((1, GRID_D, height, width))
+    vectors: Tensor = DetrSinePositionEmbedding(GRID_D // 2)(shape, torch.device("cpu"), torch.float64)
+    return vectors[0].permute(1, 2, 0).float()
+
+
+def test_sinusoidal_grid_matches_detr() -> None:
+    module = SinusoidalGridEncoding(GRID_D, H, W)
+    found = module(NO_PATCHES).reshape(H, W, GRID_D)
+    torch.testing.assert_close(found[1:, 1:], detr(H - 1, W - 1), rtol=0, atol=1e-6)
+    for height, width in ((2, 2), (W, H), (40, 2)):  # smaller, turned, beyond the table
+        ids = torch.zeros((1, height * width), dtype=torch.int64)
+        found = module(ids, grid_ids(height, width) + 1)[0]
+        torch.testing.assert_close(found, detr(height, width).flatten(0, 1), rtol=0, atol=1e-6)
+
+
+def test_sinusoidal_grid_uses_given_base() -> None:
+    found = SinusoidalGridEncoding(GRID_D, H, W, base=16.0)(NO_PATCHES[:, :1], torch.tensor([[[0, 8]]]))
+    # Each axis has four columns: the second wavelength is the square root of the base.
+    expected = [0.0, 1.0, 0.0, 1.0, *(f(torch.tensor(angle)) for angle in (8.0, 2.0) for f in (torch.sin, torch.cos))]
+    torch.testing.assert_close(found[0, 0], torch.tensor(expected))
+
+
+def test_factorised_grid_matches_pix2struct() -> None:
+    torch.manual_seed(0)
+    config = Pix2StructVisionConfig(
+        hidden_size=GRID_D, patch_embed_hidden_size=GRID_D, seq_len=max(H, W), dropout_rate=0.0
+    )
+    library = Pix2StructVisionEmbeddings(config).eval()  # type: ignore[arg-type]
+    module, patches = FactorisedGridEncoding(GRID_D, max(H, W), max(H, W)).eval(), torch.randn(2, 4, GRID_D)
+    tables = {"row": library.row_embedder.weight, "column": library.column_embedder.weight}
+    module.load_state_dict({f"axes.tables.{axis}": table for axis, table in tables.items()})
+    ids = torch.tensor([[[0, 4], [2, 0], [2, 4], [1, 3]], [[4, 4], [0, 0], [3, 1], [3, 1]]])
+    found, expected = module(library.patch_projection(patches), ids), library(torch.cat((ids, patches), dim=-1))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_learned_grid_looks_up_cell_by_row_and_column() -> None:
+    module, ids = LearnedGridEncoding(GRID_D, H, W), torch.tensor([[[2, 4], [0, 3], [1, 0]]])
+    oracle = nn.Embedding(H * W, GRID_D, _weight=module.weight)
+    assert torch.equal(module(NO_PATCHES[:, :3], ids), oracle(torch.tensor([[14, 3, 5]])))
+    assert torch.equal(module(NO_PATCHES)[0], module.weight)
+
+
+@GRID_KINDS
+def test_grid_accepts_any_cells_in_any_order(kind: type[Grid]) -> None:
+    module, x = kind(GRID_D, H, W).eval(), torch.randn(2, H * W, GRID_D)
+    whole = module(NO_PATCHES)[0]
+    orders = torch.stack([torch.randperm(H * W) for _ in range(2)])
+    assert torch.equal(module(x, grid_ids(H, W)[0, orders]), x + whole[orders])
+    corner = whole.reshape(H, W, GRID_D)[:2, :3].flatten(0, 1)
+    assert torch.equal(module(x[:, :6], grid_ids(2, 3)), x[:, :6] + corner)
+
+
+@GRID_KINDS
+def test_invalid_grid_positions_are_rejected(kind: type[Grid]) -> None:
+    module = kind(GRID_D, H, W)
+    for length in (1, H * W - 1, H * W + 1):
+        message = f"x: got {length} patches, expected 15 (a grid of 3 x 5)"
+        assert message in rejection(ValueError, module, torch.randn(2, length, GRID_D))
+    for shape in ((1, 4), (1, 4, 1), (3, 4, 2), (1, 5, 2)):
+        message = f"position_ids: got shape {shape}, expected (1, 4, 2) or (2, 4, 2)"
+        assert (
+            rejection(ValueError, module, torch.randn(2, 4, GRID_D), torch.zeros(shape, dtype=torch.int64)) == message
+        )
+    cells = [([0, -1], "got -1, expected 0")]
+    if kind is not SinusoidalGridEncoding:
+        cells += [([H, 0], "row got 3, expected 0 to 2"), ([0, W], "column got 5, expected 0 to 4")]
+    for cell, message in cells:
+        assert message in rejection(ValueError, module, torch.randn(1, 1, GRID_D), torch.tensor([[cell]])), cell
+
+
+def test_sinusoidal_grid_width_not_divisible_by_4_is_rejected() -> None:
+    for width in (6, 7):
+        message = f"d_model: got {width}, expected a multiple of 4"
+        assert message in rejection(ValueError, SinusoidalGridEncoding, width, H, W)
+
+
+DERIVED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Tensor]]] = {
+    "alibi": (lambda: AlibiBias(12), lambda module: module(0, 9, 9)),
+    "relative sinusoid": (lambda: RelativeSinusoid(8), lambda module: module(2, 3000)),
+    "rotary": (lambda: RotaryEmbedding(CONFIGS["llama3"]), lambda module: torch.stack(module(IDS, offset=10_000))),
+    "sinusoid": (lambda: Sinusoid(64), lambda module: module(torch.tensor([3, 10**6]))),
+}
+
+
+def test_derived_values_are_no_state_and_stay_float32() -> None:
+    for name, (build, call) in DERIVED.items():
+        module, expected = build(), call(build())
+        assert (list(module.parameters()), module.state_dict()) == ([], {}), name
+        for dtype in (torch.bfloat16, torch.float64):
+            assert torch.equal(call(build().to(dtype)), expected), name
+        module.to("meta")
+        assert {buffer.device.type for buffer in module.buffers()} <= {"meta"}, name
+        assert torch.equal(call(module.to_empty(device="cpu")), expected), name
+
+
+def test_rotary_and_sinusoids_are_built_on_meta_with_values() -> None:
+    for name in ("rotary", "sinusoid"):
+        build, call = DERIVED[name]
+        with torch.device("meta"):
+            module = build()
+        assert torch.equal(call(module), call(build())), name

@@ -1,26 +1,110 @@
-"""Exact sinusoids against arbitrary precision."""
+"""Sinusoids against arbitrary precision, by mpmath, and tables bit for bit those of the libraries."""
 
 import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.models.ctrl.modeling_ctrl import positional_encoding
+from transformers.models.distilbert import modeling_distilbert
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.pegasus.modeling_pegasus import PegasusSinusoidalPositionalEmbedding
+from transformers.models.speech_to_text.modeling_speech_to_text import Speech2TextSinusoidalPositionalEmbedding
+from transformers.models.whisper.modeling_whisper import sinusoids
+from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
+from transformers.models.xlm import modeling_xlm
 
 from preblock.models.modules.sinusoids import Sinusoid, sinusoid
-from preblock.models.sinusoid_tables import COSINE, POSITIONS, SINE, exact_sinusoids
-from tests.models.modules.precise_sinusoids import (
-    PRECISION,
-    WIDTHS_AND_BASES,
-    bits,
-    closest_to_quarters,
-    powers_of_two_and_neighbours,
-    precise,
-    random_places,
-    units_off,
-    worst,
-)
+from preblock.models.sinusoid_tables import COSINE, POSITIONS, RECIPES, SINE, exact_sinusoids, library_table
 from tests.models.rejections import rejection
+
+PRECISION = 160
+"""Bits of every calculation in mpmath."""
+
+WIDTHS_AND_BASES = pytest.mark.parametrize(
+    ("d_model", "base"), [(512, 10000.0), (768, 10000.0), (48, 500.0), (10, 1e6), (6, 0.001)]
+)
+"""With a base less than 1, an angle advances by more than one turn per position."""
+
+
+@lru_cache(maxsize=16)
+def wavelengths(d_model: int, base: float) -> list[Any]:
+    with mpmath.workprec(PRECISION):
+        return [mpmath.power(base, mpmath.mpf(2 * pair) / d_model) for pair in range(d_model // 2)]
+
+
+@lru_cache(maxsize=16)
+def turns_per_position(d_model: int, base: float) -> list[int]:
+    """Of every pair of columns, in units of 2^-128."""
+    with mpmath.workprec(PRECISION):
+        return [
+            int(mpmath.nint(mpmath.ldexp(1 / (2 * mpmath.pi * wavelength), 128)))
+            for wavelength in wavelengths(d_model, base)
+        ]
+
+
+def precise(position: int, pair: int, d_model: int, base: float = 10000.0) -> tuple[Any, Any]:
+    """The sine and the cosine of one pair of columns by the formula of the paper."""
+    with mpmath.workprec(PRECISION):
+        angle = position / wavelengths(d_model, base)[pair]
+        return mpmath.sin(angle), mpmath.cos(angle)
+
+
+def units_off(found: float, exact: Any) -> float:
+    """The distance of `found` from `exact`, in units in the last place of a float32 at `exact`."""
+    with mpmath.workprec(PRECISION):
+        if exact == 0:
+            return 0.0 if found == 0 else math.inf
+        return float(mpmath.ldexp(abs(found - exact), 24 - mpmath.frexp(exact)[1]))
+
+
+def worst(places: Iterable[tuple[int, int]], d_model: int, base: float = 10000.0) -> float:
+    """The largest distance from mpmath at the given places: position and pair of columns."""
+    module, largest = Sinusoid(d_model, base), 0.0
+    iterator = iter(places)
+    while part := [place for _, place in zip(range(2048), iterator, strict=False)]:
+        found = module(torch.tensor([position for position, _ in part])).tolist()
+        for row, (position, pair) in zip(found, part, strict=True):
+            for phase, exact in enumerate(precise(position, pair, d_model, base)):
+                largest = max(largest, units_off(row[2 * pair + phase], exact))
+    return largest
+
+
+def bits(values: Tensor | NDArray[np.float32]) -> NDArray[np.int32]:
+    return np.asarray(values).view(np.int32)
+
+
+def powers_of_two_and_neighbours() -> list[int]:
+    positions = {2**k + step for k in range(32) for step in (-1, 0, 1)}
+    return sorted(position for position in positions if position < POSITIONS)
+
+
+def closest_to_quarters(d_model: int, base: float) -> Iterator[tuple[int, int]]:
+    """The places where an angle comes closer to a quarter, half or whole turn than at any position before.
+
+    Continued fractions give them: the denominators of the convergents of quarters per position.
+    """
+    for pair, turns in enumerate(turns_per_position(d_model, base)):
+        numerator, denominator = 4 * turns, 2**128
+        before, position = 0, 1
+        while position < POSITIONS:
+            yield position, pair
+            numerator, denominator = denominator, numerator % denominator
+            before, position = position, before + position * (numerator // denominator)
+
+
+def random_places(d_model: int, count: int) -> Iterator[tuple[int, int]]:
+    random = np.random.default_rng(count)
+    yield from zip(
+        random.integers(0, POSITIONS, count).tolist(), random.integers(0, d_model // 2, count).tolist(), strict=True
+    )
 
 
 @WIDTHS_AND_BASES
@@ -41,34 +125,11 @@ def test_polynomials_are_accurate_to_54_bits(name: str, factor: tuple[float, ...
             assert abs(value / getattr(mpmath, name)(2 * mpmath.pi * turn) - 1) < 2**-54
 
 
-def test_value_is_independent_of_its_batch() -> None:
-    module, positions = Sinusoid(30), torch.randint(0, POSITIONS, (40, 25), generator=torch.Generator().manual_seed(0))
-    rows = [module(position) for position in positions.flatten()]
-    assert np.array_equal(bits(torch.stack(rows).reshape(40, 25, 30)), bits(module(positions)))
-
-
 def test_negative_positions_negate_only_sines() -> None:
     positions = torch.tensor([1, 5, 10**6, POSITIONS - 1])
     forwards, backwards = sinusoid(positions, 64), sinusoid(-positions, 64)
     assert torch.equal(backwards[:, 0::2], -forwards[:, 0::2])
     assert torch.equal(backwards[:, 1::2], forwards[:, 1::2])
-
-
-def test_positions_may_have_any_shape_and_integer_type() -> None:
-    for shape in ((), (0,), (3,), (2, 0), (2, 3, 4)):
-        for dtype in (torch.int32, torch.int64):
-            found = sinusoid(torch.full(shape, 7, dtype=dtype), 8)
-            assert torch.equal(found, sinusoid(torch.tensor(7), 8).expand(*shape, 8)), (shape, dtype)
-
-
-def test_sinusoid_is_no_state_and_keeps_its_constants() -> None:
-    module, positions = Sinusoid(64), torch.tensor([3, 10**6])
-    assert (list(module.parameters()), module.state_dict()) == ([], {})
-    expected = module(positions)
-    assert torch.equal(module.to(torch.bfloat16)(positions), expected)
-    with torch.device("meta"):
-        module = Sinusoid(64)
-    assert torch.equal(module(positions), expected)
 
 
 @pytest.mark.parametrize("d_model", [1, 7])
@@ -98,3 +159,72 @@ def test_numpy_sinusoids_equal_module_bits(width: int, base: float) -> None:
     positions = np.concatenate((near, far, [1 - POSITIONS, POSITIONS - 1])).reshape(-1, 2)
     expected = sinusoid(torch.from_numpy(positions), width, base, pad_odd=True)
     assert np.array_equal(bits(exact_sinusoids(positions, width, base)), bits(expected))
+
+
+def interleaved_by(library: Any) -> Callable[[int, int], Tensor]:
+    def create(rows: int, d_model: int) -> Tensor:
+        table = torch.empty(rows, d_model)
+        library.create_sinusoidal_embeddings(rows, d_model, table)
+        return table
+
+    return create
+
+
+def half_by(library: Any) -> Callable[[int, int], Tensor]:
+    return lambda rows, d_model: library(rows, d_model).create_weight()
+
+
+def all_float32_by(library: Any) -> Callable[[int, int], Tensor]:
+    return lambda rows, d_model: library(rows, d_model, torch.float32)
+
+
+LIBRARY: dict[str, tuple[str, Callable[..., Tensor]]] = {
+    "marian": ("pair_half", half_by(MarianSinusoidalPositionalEmbedding)),
+    "pegasus": ("pair_half", half_by(PegasusSinusoidalPositionalEmbedding)),
+    "xlm": ("pair_interleaved", interleaved_by(modeling_xlm)),
+    "distilbert": ("pair_interleaved", interleaved_by(modeling_distilbert)),
+    "ctrl": ("pair_half_float32", all_float32_by(positional_encoding)),
+    "m2m_100": ("tensor2tensor", M2M100SinusoidalPositionalEmbedding.get_embedding),
+    "xglm": ("tensor2tensor", XGLMSinusoidalPositionalEmbedding.get_embedding),
+    "speech_to_text": ("tensor2tensor", Speech2TextSinusoidalPositionalEmbedding.get_embedding),
+    "whisper": ("tensor2tensor", sinusoids),
+}
+"""Of a family of transformers: the recipe of its table, and what builds it there."""
+
+SHAPES = [(1, 4), (2, 6), (50, 256), (514, 768)]
+ODD_SHAPES = [(3, 5), (300, 63)]
+
+
+@pytest.mark.parametrize("family", LIBRARY)
+def test_table_equals_library_bit_for_bit(family: str) -> None:
+    recipe, library = LIBRARY[family]
+    for rows, d_model in [*SHAPES, *([] if family == "whisper" else ODD_SHAPES)]:
+        found = library_table(recipe, rows, d_model)
+        assert found.dtype == np.float32
+        assert np.array_equal(found.view(np.int32), bits(library(rows, d_model))), (rows, d_model)
+
+
+@pytest.mark.parametrize("family", ["m2m_100", "xglm", "speech_to_text"])
+def test_padding_row_is_zero_as_in_library(family: str) -> None:
+    recipe, library = LIBRARY[family]
+    for zero_row in (0, 1, 39):
+        found = library_table(recipe, 40, 24, zero_row)
+        assert np.array_equal(found.view(np.int32), bits(library(40, 24, zero_row))), zero_row
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_only_padding_row_is_zeroed(recipe: str) -> None:
+    expected = library_table(recipe, 9, 8)
+    with torch.device("meta"):
+        assert np.array_equal(library_table(recipe, 9, 8), expected)
+    expected[5] = 0
+    assert np.array_equal(library_table(recipe, 9, 8, 5), expected)
+    for zero_row in (-1, 9):
+        message = f"zero_row: got {zero_row}, expected 0 to 8"
+        assert rejection(ValueError, library_table, recipe, 9, 8, zero_row) == message
+
+
+def test_tensor2tensor_width_dividing_by_zero_is_rejected() -> None:
+    for d_model in (2, 3):
+        message = f"d_model: got {d_model}, expected 4 or more"
+        assert rejection(ValueError, library_table, "tensor2tensor", 4, d_model) == message

@@ -136,6 +136,7 @@ def test_mixed_messages_are_answered_in_order(model_server: Server, model_client
         b"\xc2" + frame(0x82, step([[5]]))[1:],  # a bit without a meaning
         b"\x82\xff" + (2**62).to_bytes(8, "big") + bytes(4),  # too long
     ],
+    ids=["not masked", "reserved bit", "too long"],  # masks are random
 )
 def test_malformed_frame_ends_only_its_own_connection(
     model_server: Server, model_clients: Clients, sent: bytes
