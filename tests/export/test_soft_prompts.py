@@ -4,6 +4,7 @@ Oracle: the `inputs_embeds` of a model of this version of PEFT: the vectors of t
 """
 
 import base64
+import io
 import json
 import shutil
 from pathlib import Path
@@ -14,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import tritonclient.grpc
 from safetensors.torch import load_file, save_file
 
+import preblock
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
 from preblock.export.verification import verify
@@ -25,6 +28,7 @@ from preblock.service.runtime.repository import Repository
 from tests.families import stems
 from tests.support import commands
 from tests.support.paths import ROOT
+from tests.support.processes import status_bytes
 from tests.support.servers import serve
 from tests.support.shared import Shared
 
@@ -83,6 +87,55 @@ def test_soft_prompts_are_served_before_the_tokens(prompt_checkpoint: Path, prom
             refused = httpx.post(url, json={"parts": [{"soft_prompt": name}]})
             detail = f"parts[0].soft_prompt: got {name}, expected {expected_error}"
             assert (refused.status_code, refused.json()["detail"]) == (422, detail)
+
+
+def test_every_protocol_equals_inputs_embeds_of_peft(prompt_checkpoint: Path, prompt_repository: Path) -> None:
+    """Each answer feeds block 0: the vectors of PEFT, of tokens and of an image, with the positions of transformers."""
+    prompt = load_file(PEFT / "adapter_model.safetensors")["prompt_embeddings"]
+    gpt2: Any = transformers.GPT2LMHeadModel.from_pretrained(prompt_checkpoint).transformer
+    image, ids = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(1)), torch.tensor([15, 11, 9])
+    with torch.no_grad():
+        tokens = torch.cat([prompt, gpt2.wte(ids[:2]), image, gpt2.wte(ids[2:])])
+        expected = (tokens + gpt2.wpe(torch.arange(len(tokens)))).numpy()
+    parts: Any = [{"soft_prompt": "polite"}, {"input_ids": [15, 11, 97, 97, 9]}]
+    placeholder: Any = {"token_id": 97, "vectors": image}
+    with serve(prompt_repository) as server, preblock.connect(server.address) as client:
+        answer = client.embed(parts=parts, placeholder=placeholder, model="gpt2")
+        assert answer.vectors.tobytes() == expected.tobytes()
+        (encoded,) = client.prompt_embeds(parts=parts, placeholder=placeholder, model="gpt2")
+        assert torch.equal(torch.load(io.BytesIO(base64.b64decode(encoded)), weights_only=True), tokens)
+        with client.decode("gpt2") as stream:
+            steps = [stream.step(parts=parts[:1]), stream.step([15, 11]), stream.step(parts=[{"vectors": image}])]
+            steps.append(stream.step([9]))
+            assert np.concatenate(steps, axis=1).tobytes() == expected.tobytes()
+        events = httpx.post(
+            f"{server.address}/models/gpt2/decode",
+            json={"parts": [*parts[:1], {"input_ids": [15, 11]}, encode(image), {"input_ids": [9]}], "chunk": 2},
+            headers={"Accept": "text/event-stream"},
+        )
+        found = [json.loads(line.removeprefix("data: ")) for line in events.text.splitlines() if "embeddings" in line]
+        assert b"".join(base64.b64decode(event["embeddings"]) for event in found) == expected.tobytes()
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as triton:
+            row = np.array([json.dumps(parts).encode()], object)
+            given = tritonclient.grpc.InferInput("parts", [1], "BYTES").set_data_from_numpy(row)
+            vectors = tritonclient.grpc.InferInput("vectors", image.shape, "FP32").set_data_from_numpy(image.numpy())
+            wanted = [tritonclient.grpc.InferRequestedOutput("embeddings")]
+            result = triton.infer("gpt2", [given, vectors], outputs=wanted, parameters={"placeholder_id": 97})
+            assert result.as_numpy("embeddings").tobytes() == expected.tobytes()
+
+
+def encode(vectors: torch.Tensor) -> dict[str, str]:
+    return {"vectors": base64.b64encode(vectors.numpy().tobytes()).decode()}
+
+
+def test_many_soft_prompts_are_rejected_in_little_memory(prompt_repository: Path) -> None:
+    with serve(prompt_repository, "--max-request-tokens", "1000") as server:
+        before = status_bytes(server.pid, "VmHWM")
+        parts = [{"soft_prompt": "polite"}] * 200_000
+        answer = httpx.post(f"{server.address}/models/gpt2/embed", json={"parts": parts}, timeout=60)
+        detail = "parts: got more than 1000 tokens, expected at most 1000 tokens in a request"
+        assert (answer.status_code, answer.json()["detail"]) == (413, detail)
+        assert status_bytes(server.pid, "VmHWM") - before < 2**28
 
 
 def test_soft_prompts_are_part_of_the_artifact(prompt_repository: Path) -> None:
