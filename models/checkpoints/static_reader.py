@@ -3,7 +3,6 @@
 Letters: V token ids, N rows and D width of the table.
 """
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from preblock.models.checkpoints.other_names import describe_other_name
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
     WeightFile,
+    check_place,
     explain_errors,
     read_document,
     read_json,
@@ -26,7 +26,6 @@ from preblock.models.families.static import MODULE, STATICS, StaticFamily
 from preblock.models.frontend_data import Array, FrontEndData
 from preblock.models.frontend_file import STORED_TYPES, WEIGHTS
 from preblock.models.steps import Step, Tokens, Weights
-from preblock.service.core.files import is_inside
 
 MODULES = "modules.json"
 """The list of modules in a folder of sentence-transformers."""
@@ -110,7 +109,7 @@ def _find_wordllama(folder: Path) -> StaticLayout | None:
         raise CheckpointError(f"{folder}: several tables of wordllama ({names}), expected one; copy one into a folder")
     [(weights, tokenizer)] = found
     for file in found[0]:
-        _check_place(folder, Path(file).parent.name, str(folder))
+        check_place(folder, Path(file).parent.name, str(folder))
     return StaticLayout(name="wordllama", weights=weights, tokenizer=tokenizer, record=tokenizer, normalize=True)
 
 
@@ -120,19 +119,12 @@ def _find_module(folder: Path, modules: list[tuple[str, str]]) -> StaticLayout:
     kinds = [kind for kind, _ in others]
     if kinds not in ([], ["Normalize"]):
         raise CheckpointError(f"{MODULES}: after {MODULE} comes {', '.join(kinds)}, understood is Normalize")
-    _check_place(folder, part, MODULES)
+    check_place(folder, part, MODULES)
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     if (prompt := settings.get("default_prompt_name")) is not None:
         raise CheckpointError(f"{SETTINGS}: default_prompt_name is {prompt!r}, understood is null: no prompt is added")
     weights, tokenizer = ((Path(part) / name).as_posix() for name in (WEIGHTS, TOKENIZER))
     return StaticLayout(name=MODULE, weights=weights, tokenizer=tokenizer, record=MODULES, normalize=bool(kinds))
-
-
-def _check_place(folder: Path, part: str, record: str) -> None:
-    """Raise CheckpointError, which begins with `record`, for a part of `folder` outside it, also by a link."""
-    steps, target = Path(part).parts, Path(os.path.realpath(folder / part))
-    if Path(part).is_absolute() or ".." in steps or not is_inside(target, [folder]):
-        raise CheckpointError(f"{record}: the path {part!r} lies outside the folder")
 
 
 def _read_modules(file: Path) -> list[tuple[str, str]]:

@@ -222,6 +222,13 @@ def check_file(file: Path) -> None:
         _refuse(file, error)
 
 
+def check_place(folder: Path, part: str, record: str) -> None:
+    """Raise CheckpointError, which begins with `record`, for a part of `folder` outside it, also by a link."""
+    steps, target = Path(part).parts, Path(os.path.realpath(folder / part))
+    if Path(part).is_absolute() or ".." in steps or not is_inside(target, [folder]):
+        raise CheckpointError(f"{record}: the path {part!r} lies outside the folder")
+
+
 def _refuse(file: Path, error: OSError) -> NoReturn:
     if isinstance(error, FileNotFoundError) and not os.path.lexists(file):
         raise CheckpointError(f"{file.parent}: no {file.name}") from error
