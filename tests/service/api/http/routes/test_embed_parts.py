@@ -45,6 +45,12 @@ def test_vectors_enter_unchanged_without_positions(catalogue_http: httpx.Client,
         assert answer["next_offset"] == [6]
 
 
+def test_rotary_outputs_count_vectors_as_tokens(catalogue_http: httpx.Client) -> None:
+    row = [{"input_ids": [1]}, {"vectors": encode(given(2))}, {"input_ids": [2]}]
+    found = told(catalogue_http, "llama", parts=row, output="rotary_cos", offset=3)
+    assert found == told(catalogue_http, "llama", input_ids=[1, 0, 0, 2], output="rotary_cos", offset=3)
+
+
 def test_positions_are_added_to_vectors(catalogue_http: httpx.Client) -> None:
     values = given(2)
     row = [{"vectors": encode(values[:1])}, {"input_ids": [1, 2]}, {"vectors": encode(values[1:])}]
