@@ -1,4 +1,4 @@
-"""Rows made of parts. Oracles: torch.cat with `inputs_embeds` in transformers, and requests of token ids."""
+"""Rows made of parts. Oracles: NumPy, and requests of token ids."""
 
 import json
 from pathlib import Path
