@@ -124,6 +124,7 @@ MALFORMED: list[tuple[Callable[[TensorProto], object], str]] = [
     (entries(), " external_data: got nothing, expected location, offset and length, once each"),
     (entries(*PLACE[:2]), " external_data: got location, offset, expected"),
     (entries(*PLACE, ("location", "/etc/passwd")), " external_data: got location, offset, length, location, ex"),
+    (entries(*PLACE, ("checksum", "x")), " external_data: got location, offset, length, checksum, expected"),
     (lambda tensor: tensor.ClearField("data_location"), " data_location: got DEFAULT, expected EXTERNAL, since"),
     (lambda tensor: setattr(tensor, "raw_data", b"abcd"), " data_location: got EXTERNAL, expected DEFAULT, since"),
     (lambda tensor: tensor.float_data.append(1), " data_location: got EXTERNAL, expected DEFAULT, since it holds 4"),
@@ -163,11 +164,12 @@ def test_tensors_sharing_bytes_are_rejected(weighty_copy: Path) -> None:
     ("tensor", "message"),
     [
         (TensorProto(data_type=1, dims=[2], raw_data=bytes(4)), "4 bytes, expected 8 bytes, as float32 [2] has"),
+        (TensorProto(data_type=1, dims=[1], raw_data=bytes(8)), "8 bytes, expected 4 bytes, as float32 [1] has"),
         (TensorProto(data_type=1, dims=[2**50]), f"0 bytes, expected {2**52} bytes, as float32 [{2**50}] has"),
         (TensorProto(data_type=7, dims=[3], int64_data=[1, 2]), "16 bytes, expected 24 bytes, as int64 [3] has"),
         (TensorProto(data_type=10, dims=[3], int32_data=[1]), "2 bytes, expected 6 bytes, as float16 [3] has"),
     ],
-    ids=range(4),
+    ids=range(5),
 )
 def test_inline_values_not_matching_shape_are_rejected(weighty_copy: Path, tensor: TensorProto, message: str) -> None:
     tensor.name = "inline"

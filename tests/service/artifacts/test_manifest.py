@@ -43,6 +43,8 @@ def test_record_round_trips_with_same_bytes(folder: Path, schema: Any, name: str
         ({"vocab_size": 0}, "vocab_size", "0"),
         ({"indices": {"langs": 0}}, "indices.langs", "0"),
         ({"width": "x"}, "width", "x"),
+        ({"max_len": -1}, "max_len", "-1"),
+        ({"dtype": "float64"}, "dtype", "float64"),
         ({"more": 1}, "more", "1"),
         ({"graphs": {GRAPH: {"inputs": [{"name": "x"}], "outputs": []}}}, f"graphs.{GRAPH}.inputs.0.dtype", "nothing"),
         ({"files": {"a": {"sha256": "x", "bytes": 1}}}, "files.a.sha256", "x"),

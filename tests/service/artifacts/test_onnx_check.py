@@ -154,6 +154,7 @@ def test_invalid_tensor_name_keeps_error_message_short(weighty_copy: Path, name:
     ("values", "message"),
     [
         ({"vocab_size": 101}, f"vocab_size: got 101, expected 100, the rows of {TOKENS}"),
+        ({"vocab_size": 99}, f"vocab_size: got 99, expected 100, the rows of {TOKENS}"),
         ({"front_end": None, "vocab_size": 101}, f"vocab_size: got 101, expected 100, the rows of {TOKENS}"),
         ({"front_end": None, "max_len": 51}, f"max_len: got 51, expected at most the rows of {GRAPH} (["),
         ({"max_len": 51}, f"max_len: got 51, expected at most the rows of {GRAPH} (["),
@@ -163,7 +164,7 @@ def test_invalid_tensor_name_keeps_error_message_short(weighty_copy: Path, name:
         ({"files": {}}, f"files does not list {GRAPH}, {DATA}, {TOKEN_GRAPH}"),
         ({"graphs": {}}, f"graphs: got nothing, expected at least {GRAPH}"),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_manifest_disagreeing_with_graph_is_rejected(weighty_copy: Path, values: dict[str, Any], message: str) -> None:
     seal(weighty_copy, **values)

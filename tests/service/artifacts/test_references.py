@@ -116,6 +116,7 @@ def test_missing_or_special_file_is_rejected(folder: Path, shard: Path, tmp_path
     ("change", "message"),
     [
         (lambda content: content.pop(), r" size: got \d+, expected \d+, as at the export"),
+        (lambda content: content.append(0), r" size: got \d+, expected \d+, as at the export"),
         (lambda content: content.clear(), r" size: got 0, expected \d+, as at the export"),
         (lambda content: content.__setitem__(20, 0x41), r" header: got sha256 \w{12}…, expected sha256 \w{12}…, as at"),
         (lambda content: content.__setitem__(7, 1), r": got a header of \d+ bytes in \d+, expected a safetensors file"),

@@ -283,9 +283,14 @@ def test_rows_of_other_lengths_keep_their_own_positions(axes_client: Client, str
     with axes_client.decode(MODEL, rows=2, output="rotary_cos") as stream:
         stream.step([STREAM_IDS[0, TEXT], STREAM_IDS[0, :1]])
         lists = [[axis[0, IMAGE].tolist(), []] for axis in STREAM_POSITIONS]
-        image = stream.step([STREAM_IDS[0, IMAGE].tolist(), []], position_ids=lists)
+        ids = [STREAM_IDS[0, IMAGE].tolist(), []]
+        image = stream.step(ids, position_ids=lists)
         assert stream.offset == [5, 1]
+        stream.rewind([3, 1])
+        assert np.array_equal(stream.step(ids, position_ids=lists), image)
         rest = stream.step([STREAM_IDS[0, REST], STREAM_IDS[0, :2]])
+    with axes_client.decode(MODEL, offset=5, output="rotary_cos") as resumed:
+        assert np.array_equal(resumed.step(STREAM_IDS[0, REST])[0], rest[0])
     assert_close(image, stream_cos[IMAGE])
     assert_close(rest, np.stack([stream_cos[REST], stream_cos[1:3]]))
 

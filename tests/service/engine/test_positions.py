@@ -84,6 +84,17 @@ def test_unequal_rows_equal_single_rows(engine: Engine, name: str) -> None:
     np.testing.assert_array_equal(together.next_offset, np.concatenate([answer.next_offset for answer in alone]))
 
 
+@pytest.mark.parametrize("name", [*COUNTS, "masked"])
+def test_padded_row_token_by_token_equals_one_pass(engine: Engine, name: str) -> None:
+    ids, mask = padded()
+    whole, offset = embed(engine, name, ids, mask, np.array([0])), np.zeros(4, np.int64)
+    for column, expected in enumerate(whole.arrays["embeddings"].reshape(4, 5, 4).swapaxes(0, 1)):
+        step = embed(engine, name, ids[:, column : column + 1], mask[:, column : column + 1], offset)
+        np.testing.assert_array_equal(step.tensors["embeddings"][:, 0], expected)
+        offset = step.next_offset
+    np.testing.assert_array_equal(offset, mask.sum(1))
+
+
 def test_padding_ids_are_not_counted_without_mask(engine: Engine) -> None:
     ids, mask = padded()
     answer = embed(engine, "ids", ids, None, np.array([0]))

@@ -139,6 +139,8 @@ REFUSED: list[tuple[Any, SequenceRef, Any, type[PreblockError], str]] = [
     ([1], SequenceRef("5"), None, Invalid, "parameters.sequence_id '5' does not run on gpt version 1"),
     ([[1], [2]], SequenceRef(5), None, Invalid, "input_ids: got 2 rows, expected one row, as are running"),
     ([1], SequenceRef(5), 3, Conflict, "offset[0]: got 3, expected 4, the offset of this row"),
+    ([1], SequenceRef(5), [4, 4], Invalid, "offset: got 2 values"),
+    ([7], SequenceRef(5, end=True), None, Invalid, "input_ids[0][0]: got 7, expected 0 to 6"),
     ([7], SequenceRef(5), None, Invalid, "input_ids[0][0]: got 7, expected 0 to 6"),
     ([7], SequenceRef(5, start=True), None, Invalid, "input_ids[0][0]: got 7, expected 0 to 6"),
     ([1, 2, 3], SequenceRef(5), None, Invalid, "offset[0] + tokens: got 4 + 3 = 7"),

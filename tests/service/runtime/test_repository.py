@@ -12,7 +12,7 @@ import pytest
 from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY
 from preblock.service.core.auth import NOBODY, SERVICE, Authenticator, new_key, read_keys
-from preblock.service.core.errors import ArtifactError, Forbidden, Invalid, NotFound
+from preblock.service.core.errors import ArtifactError, Forbidden, Invalid, NotFound, Unavailable
 from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.repository import Repository
 from tests.support.artifacts import copy_artifact, make_repository
@@ -70,6 +70,17 @@ def test_missing_file_is_rejected(tmp_path: Path, name: str) -> None:
     (copy_artifact("bert", tmp_path) / name).unlink()
     reason = "is missing" if name in (GRAPH, DATA) else "cannot be read: no such file or directory"
     assert refusal(tmp_path) == f"bert/1/{name} {reason}"
+
+
+def test_empty_repository_is_not_ready(tmp_path: Path) -> None:
+    repository = Repository(tmp_path, aliases={"one": "gpt"})
+    repository.check_aliases()
+    with pytest.raises(Unavailable, match="no model is served"):
+        repository.check_ready()
+    copy_artifact("gpt", tmp_path)
+    assert [state.state for state in repository.refresh()] == ["READY"]
+    repository.check_ready()
+    assert repository.find("one").name == "gpt"
 
 
 def graph_of(*inputs: str) -> dict[str, Any]:

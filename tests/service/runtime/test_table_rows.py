@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
@@ -88,6 +89,22 @@ def expected(model: TokenModel, feeds: dict[str, NDArray[np.int64]]) -> bytes:
     return model.sessions["model.onnx"].run(feeds)["embeddings"].tobytes()
 
 
+CALLS = [
+    *(((1, 1), (49,)), ((200, 1), (3,)), ((4, 30), (10,)), ((50, 1), range(50)), ((3, 1), (49, 3, 3))),
+    *(((2, 2), (0, 1)), ((0, 3), (0,)), ((3, 0), (0,)), ((16385, 1), (0,))),  # of no single call of the kernel
+]
+
+
+def test_call_of_any_shape_equals_plain_graph(model: TokenModel, weighty_repository: Path) -> None:
+    plain = onnxruntime.InferenceSession(weighty_repository / "gpt/1/model.onnx", providers=["CPUExecutionProvider"])
+    for shape, offsets in CALLS:
+        feeds = feeds_of(*shape, *offsets)
+        (vectors,) = plain.run(["embeddings"], feeds)
+        for ids in (feeds["input_ids"], np.repeat(feeds["input_ids"], 3, axis=1)[:, ::3]):  # the latter with gaps
+            found = model.run(feeds | {"input_ids": ids}, ("embeddings",))["embeddings"]
+            assert (found.shape, found.tobytes()) == (vectors.shape, vectors.tobytes()), (shape, offsets)
+
+
 @built
 def test_threads_do_not_interfere(model: TokenModel) -> None:
     calls = [feeds_of(1 + seed % 3, 30 + seed % 5, seed % 10) for seed in range(40)]
@@ -137,9 +154,6 @@ def test_artifact_without_kernel_is_run_by_onnxruntime(weighty_repository: Path,
         for _ in range(2):  # the second call is bound
             assert model.run(feeds, ("embeddings",))["embeddings"].tobytes() == expected(model, feeds)
 
-
-if BUILT:
-    pass
 
 LOOKUPS = ["alibi-7x256x9000", "llama-300x64"]
 """Stored artifacts with rows of one table as `embeddings`. A table of t5 is too small for a data file."""
@@ -204,9 +218,6 @@ def test_only_bare_lookups_have_a_table(tmp_path: Path) -> None:
     repository = Repository(make_repository(tmp_path, **names))
     assert [name for name in names if repository.get(name).lookup_table is not None] == LOOKUPS
 
-
-if BUILT:
-    pass
 
 GATHERS = [NumpyGather, *([KernelGather] if BUILT else [])]
 

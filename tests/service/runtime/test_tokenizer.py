@@ -6,6 +6,7 @@ import random
 import string
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -198,6 +199,14 @@ def test_check_names_failing_tokenizer(tmp_path: Path, content: bytes) -> None:
     assert raised.value.field == "tokenizer.json"
 
 
+def test_text_with_panicking_tokenizer_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(changed(pre_tokenizer=split("(b+)+$")))
+    tokenizer = tokenizer_of(tmp_path / "tokenizer.json")
+    tokenizer.check()
+    with pytest.raises(Invalid, match="fails on this text: Onig: Regex search error"):
+        tokenizer.encode(["b" * 24 + "!"], 100, spans=False)
+
+
 def test_check_accepts_working_tokenizers(minilm_checkpoint: Path, tiny_tokenizer: Tokenizer) -> None:
     for tokenizer in (tiny_tokenizer, tokenizer_of(minilm_checkpoint / "tokenizer.json")):
         tokenizer.check()
@@ -223,6 +232,27 @@ def test_segments_come_from_tokenizer(tmp_path: Path, engine: Engine) -> None:
     for asked, equal in ((other, True), (model, False)):
         found = asyncio.run(ask_engine(engine, asked, TextRequest(text=("a",)))).arrays["embeddings"]
         assert (found.tobytes() == expected.tobytes()) == equal
+
+
+class Watched(Tokenizer):
+    """Notes whether each call is in the main thread."""
+
+    in_main: list[bool]
+
+    def encode(self, *arguments: Any, **options: Any) -> TokenRequest:
+        self.in_main.append(threading.current_thread() is threading.main_thread())
+        return super().encode(*arguments, **options)
+
+
+def test_long_text_leaves_the_event_loop(tmp_path: Path, engine: Engine) -> None:
+    """The first text, too: it opens the tokenizer."""
+    write_tokenizer(file := tmp_path / "tokenizer.json")
+    tokenizer = Watched(file, describe(file), 2**31)
+    tokenizer.in_main = []
+    model = replace(engine.repository.get("bert"), tokenizer=tokenizer)
+    for text in ("a", "a", "a " * 1000):
+        asyncio.run(ask_engine(engine, model, TextRequest(text=(text,), truncate="left")))
+    assert tokenizer.in_main == [False, True, False]
 
 
 def test_deleted_tokenizer_file_stays_open(tmp_path: Path, tiny_tokenizer: Tokenizer) -> None:

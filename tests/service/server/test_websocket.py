@@ -1,6 +1,6 @@
 """Plain steps, answered in the connection of a WebSocket, in any parts and between any other messages; long frames.
 
-Oracles: the rows of the native API; `websockets` reads the answers, and the same frames in one piece.
+Oracles: the rows of the native API, and `websockets`, which reads the same frames of clients in one piece.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Requests prepared by an earlier request. Oracle: the general path, which serves new headers and web pages."""
+"""Requests prepared by an earlier request. Oracles: model2vec, and the general path of new headers and web pages."""
 
 import gc
 import hashlib
@@ -17,6 +17,7 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from model2vec import StaticModel
 
 import tests.support.profiles  # noqa: F401
 from preblock.service.app import create_app, create_engine
@@ -211,6 +212,15 @@ def test_text_gets_response_of_general_path(texts: Texts) -> None:
             found = texts.ask(body(value))
             assert (found, found[0]) == (texts.alone(body(value)), 200), (options, value)
             assert texts.hits() == before + number
+
+
+def test_prepared_vectors_equal_model2vec(texts: Texts, static_sources: Path) -> None:
+    sentences, before = ["hello world", "abc ? jih", "hello hello !! b"], texts.hits()
+    found = [texts.ask({"model": "mapped", "input": text, "dimensions": 8})[2] for text in sentences]
+    assert texts.hits() >= before + 2
+    expected = StaticModel.from_pretrained(static_sources / "mapped").encode(sentences)
+    vectors = [document["data"][0]["embedding"] for document in found]
+    np.testing.assert_allclose(vectors, expected, rtol=1e-5, atol=2e-7)
 
 
 OTHER_INPUTS = (

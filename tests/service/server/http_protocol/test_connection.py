@@ -196,8 +196,8 @@ def test_disconnect_stops_the_computation(
 
 
 def test_small_requests_of_many_connections_share_runs(long_server: Server, long_client: httpx.Client) -> None:
-    path, body, headers = raw(np.array([[5]]), 3)
-    expected = long_client.post(path, content=body, headers=headers).content
+    asked = [raw(np.array([[number]]), 3) for number in range(20)]
+    expected = [long_client.post(path, content=body, headers=headers).content for path, body, headers in asked]
 
     def counts() -> tuple[int, int]:
         (stats,) = long_client.get("/v2/models/gpt/stats").json()["model_stats"]
@@ -207,10 +207,10 @@ def test_small_requests_of_many_connections_share_runs(long_server: Server, long
     with ExitStack() as stack:
         streams = [stack.enter_context(RawConnection(long_server.address)) for _ in range(20)]
         for sent in range(20, 20 * 100, 20):  # on a busy machine requests may arrive one by one
-            for stream in streams:
-                stream.send(http_request(path, body, headers))
-            for stream in streams:
-                assert stream.answer()[2] == expected
+            for stream, request in zip(streams, asked, strict=True):
+                stream.send(http_request(*request))
+            for stream, vectors in zip(streams, expected, strict=True):
+                assert stream.answer()[2] == vectors
             assert counts()[0] - requests == sent
             if counts()[1] - runs < sent:
                 return

@@ -13,7 +13,7 @@ import pytest
 
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 from tests.service.server.http_protocol.requests import VOCABULARY, WIDTH, Ids, oracle, raw
-from tests.support.connections import UPGRADE, http_request
+from tests.support.connections import UPGRADE, dial, http_request
 from tests.support.servers import Server, serve
 from tests.support.waiting import wait_until
 
@@ -85,6 +85,25 @@ def test_large_json_response_is_streamed(
     found = np.array(values(orjson.loads(answer.content)), np.float32)
     assert found.shape == ((*shape, WIDTH) if protocol == "native" else (ids.size * WIDTH,))
     np.testing.assert_array_equal(found.reshape(*shape, WIDTH), oracle(long_client, ids, 0))
+
+
+@pytest.mark.parametrize("name", ["numbers", "lines", "events"])
+def test_http_1_0_client_gets_no_chunks(long_server: Server, long_client: httpx.Client, name: str) -> None:
+    path, document, _ = LARGE["native"]
+    numbers = orjson.dumps(document(np.random.default_rng(0).integers(0, VOCABULARY, (25, 200))))
+    path, body, accept, kind = {
+        "numbers": (path, numbers, "application/json", "application/json"),
+        "lines": ("/models/gpt/decode", b'{"input_ids": [[3, 4]]}\n', "application/x-ndjson", "application/x-ndjson"),
+        "events": ("/models/gpt/decode", b'{"input_ids": [[3, 4]]}', "text/event-stream", "application/json"),
+    }[name]
+    headers = {"Accept": accept, "Content-Type": kind, "Accept-Encoding": "identity"}
+    expected = long_client.post(path, content=body, headers=headers)
+    assert expected.headers["Transfer-Encoding"] == "chunked"
+    with dial(long_server.address) as stream:
+        stream.sendall(http_request(path, body, headers).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        head, _, content = b"".join(iter(lambda: stream.recv(2**16), b"")).partition(b"\r\n\r\n")
+    assert (b"chunked" in head.lower(), b"connection: close" in head.lower()) == (False, True)
+    assert content == expected.content
 
 
 ROWS = {"input_ids": [[1]] * 2700, "pooling": "mean", "encoding": "float"}

@@ -130,7 +130,8 @@ def test_fields_may_stand_in_the_query(tiny_http: httpx.Client) -> None:
 
 
 def test_json_with_parameters_or_no_content_type_is_read(tiny_http: httpx.Client) -> None:
-    for kind in (JSON, "application/json; charset=utf-8", "Application/JSON", None):
+    form = "application/x-www-form-urlencoded"  # the default of `curl --data`
+    for kind in (JSON, "application/json; charset=utf-8", "Application/JSON", form, None):
         headers = {} if kind is None else {"Content-Type": kind}
         assert tiny_http.post("/models/gpt/embed", content=b'{"input_ids": [1]}', headers=headers).status_code == 200
 

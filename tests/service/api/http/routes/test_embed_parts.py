@@ -1,4 +1,4 @@
-"""Rows made of parts. Oracles: torch.cat with `inputs_embeds` in transformers, and requests of token ids."""
+"""Rows made of parts. Oracles: NumPy, and requests of token ids."""
 
 import json
 from pathlib import Path
@@ -43,6 +43,12 @@ def test_vectors_enter_unchanged_without_positions(catalogue_http: httpx.Client,
         answer = told(catalogue_http, model, parts=row, output=output)
         assert vectors_of(answer, output)[0].tobytes() == expected.tobytes()
         assert answer["next_offset"] == [6]
+
+
+def test_rotary_outputs_count_vectors_as_tokens(catalogue_http: httpx.Client) -> None:
+    row = [{"input_ids": [1]}, {"vectors": encode(given(2))}, {"input_ids": [2]}]
+    found = told(catalogue_http, "llama", parts=row, output="rotary_cos", offset=3)
+    assert found == told(catalogue_http, "llama", input_ids=[1, 0, 0, 2], output="rotary_cos", offset=3)
 
 
 def test_positions_are_added_to_vectors(catalogue_http: httpx.Client) -> None:

@@ -151,6 +151,19 @@ def test_repeated_simple_step_sees_the_history_before_it(engine: Engine) -> None
     assert answer_simple(session, step([[8]], 2)) != first
 
 
+def test_simple_steps_of_one_batch_keep_their_histories(engine: Engine) -> None:
+    frames = [step([[7]]), step([[8, END, 9]]), step([[7]])]
+    sessions, others = ([open_session(engine, **NGRAMS) for _ in frames] for _ in range(2))
+    for place, session in enumerate(sessions + others):
+        answer(session, step([[place % 3 + 10, place % 3 + 20]]))
+    runs: list[Any] = [session.begin(frame) for session, frame in zip(sessions, frames, strict=True)]
+    for session, run, other, frame in zip(sessions, runs, others, frames, strict=True):
+        found = b"".join(session.finish(run))
+        assert found == answer(other, frame)
+        session.end(run, len(found), 0.0)
+        assert run.record.batch in (0, 3)
+
+
 def test_other_steps_take_the_general_path(engine: Engine) -> None:
     for fields, frame in (
         (NGRAMS, step([[5]], version=1)),
