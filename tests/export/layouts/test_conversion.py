@@ -19,6 +19,7 @@ from preblock.export.errors import ExportError
 from preblock.export.exporter import export
 from preblock.export.layouts import conversion
 from preblock.export.layouts.conversion import LAYOUTS, convert
+from preblock.export.layouts.triton import write_config
 from preblock.export.publication import DRAFT
 from tests.export.interruption import end_at, interrupt_at
 from tests.families.library_models import TransformersModel, save
@@ -145,9 +146,12 @@ def test_edgellm_layout_of_too_many_positions_is_rejected(tmp_path: Path) -> Non
         convert(folder, "edgellm", tmp_path)
 
 
-def test_edgellm_layout_with_float16_rotary_outputs_is_rejected(tmp_path: Path) -> None:
+def test_float16_rotary_outputs_fit_triton_and_not_edgellm(tmp_path: Path) -> None:
     save("llama", tmp_path / "source")
     folder = export(str(tmp_path / "source"), "llama", tmp_path, rotary_dtype="float16").folder
+    text = write_config(folder.parent).read_text()
+    assert 'name: "rotary_cos" data_type: TYPE_FP16' in text
+    assert 'name: "embeddings" data_type: TYPE_FP32' in text
     with pytest.raises(ExportError, match=r"got rotary_cos in float16, expected float32: the cache is float32"):
         convert(folder, "edgellm", tmp_path / "out")
 
