@@ -44,6 +44,7 @@ from tests.export.qwen4 import (
     run_transformers,
     save_qwen4,
 )
+from tests.families.library_models import save
 from tests.support.shared import Shared
 
 
@@ -156,6 +157,14 @@ def test_manifest_describes_output_and_history(exported: ExportResult) -> None:
     assert [tensor.name for tensor in exported.manifest.graphs["model.onnx"].inputs] == ["input_ids", "offset"]
     outputs = verify(exported.folder).providers["CPUExecutionProvider"].outputs
     assert outputs["ngram_embeddings"].allowed_ulp == 0
+
+
+def test_tables_of_a_model_of_images_are_read(tmp_path: Path) -> None:
+    save("qwen4_exp/text", tmp_path)
+    found, stored = read_frontend(tmp_path, "text").tensors, load_file(tmp_path / FILE)
+    for layer in range(LAYERS):
+        shards = [stored[f"language_model.layers.{layer}.{SHARDS}{shard}.weight"] for shard in range(4)]
+        assert np.array_equal(found[f"ngrams.tables.{layer}.weight"], torch.cat(shards))
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("bfloat16", None), ("int8", "tensor")])

@@ -234,6 +234,7 @@ def test_folder_of_exported_artifact_is_rejected(tiny_repository: Path) -> None:
         ({"model_type": "bart"}, {"side": "vision"}, "--side is 'vision', but a model of type 'bart' needs one of"),
         ({"model_type": "gpt2"}, {"side": "text"}, "--side is only for models with two sides; 'gpt2' has one"),
         ({"model_type": "bert"}, {"segments": True}, "whose segments are token ids; the model is 'bert'"),
+        ({"model_type": "helium"}, {"segments": True}, "--segments is only for model types with a row"),
         ({"model_type": "vit"}, {"segments": True}, "--segments is only for front-ends of token ids; a stem is none"),
         ({"model_type": "vit"}, {"arithmetic": "source"}, "--arithmetic is only for front-ends of token ids"),
         ({"model_type": "vit"}, {"max_len": 5}, "--max-len is only for"),

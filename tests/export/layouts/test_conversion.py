@@ -21,6 +21,8 @@ from preblock.export.layouts import conversion
 from preblock.export.layouts.conversion import LAYOUTS, convert
 from preblock.export.layouts.triton import write_config
 from preblock.export.publication import DRAFT
+from preblock.service.artifacts.names import LAYER_TOKENS_GRAPH
+from preblock.service.runtime.session import Session
 from tests.export.interruption import end_at, interrupt_at
 from tests.families.library_models import TransformersModel, save
 from tests.families.published_models import PUBLISHED
@@ -281,6 +283,15 @@ def test_transformers_js_graph_has_inputs_of_layers(layered: tuple[str, Path, An
     wanted = expected_layers(name, text, LAYER_IDS)
     assert np.array_equal(vectors, wanted[0])
     assert np.array_equal(layers, wanted[1])
+
+
+def test_stored_dtype_applies_to_inputs_of_layers(tmp_path: Path) -> None:
+    save("gemma4_text", tmp_path / "source")
+    folder = export(str(tmp_path / "source"), "m", tmp_path, dtype="int8").folder
+    file = convert(folder, "transformers.js", tmp_path / "out")[0]
+    (found,) = onnxruntime.InferenceSession(file).run(["per_layer_inputs"], {"input_ids": LAYER_IDS})
+    (expected,) = Session(folder, graph=LAYER_TOKENS_GRAPH).run({"input_ids": LAYER_IDS}).values()
+    assert np.array_equal(found, expected)
 
 
 def test_openvino_layout_has_table_of_inputs_of_layers(layered: tuple[str, Path, Any], tmp_path: Path) -> None:
