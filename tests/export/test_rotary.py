@@ -210,7 +210,8 @@ def test_edgellm_caches_have_widths_of_both_kinds(exports: Exports, tmp_path: Pa
     assert caches.keys() == {"rope_rotary_cos_sin_full", "rope_rotary_cos_sin_sliding"}
     for kind, width in WIDTHS.items():
         cache = caches[f"rope_rotary_cos_sin_{kind.removesuffix('_attention')}"]
-        assert (cache.shape, cache.dtype) == ((1, LONGEST, width), np.float32)
+        assert cache.shape == (1, LONGEST, width)
+        assert cache.dtype == np.float32
         np.testing.assert_allclose(cache, expected[f"rotary_cos_sin_{kind}"], rtol=0, atol=TOLERANCE)
 
 
