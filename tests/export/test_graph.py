@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from preblock.export.description import describe_artifact
+from preblock.export.errors import ParityError
 from preblock.export.exporter import ExportResult, export_loaded
 from preblock.export.external_data import map_weights
-from preblock.export.outputs import write_graphs
+from preblock.export.outputs import OUTPUTS, write_graphs
 from preblock.export.parity import ROTARY_ULP, allowed_ulp, difference, per_layer_ulp
 from preblock.export.quantization import compare_tables
 from preblock.export.reference import NumpyReference
@@ -37,9 +38,13 @@ from preblock.service.artifacts.manifest import Manifest, Source
 from preblock.service.artifacts.names import (
     DATA,
     GRAPH,
+    LAYER_INPUTS_GRAPH,
+    LAYER_TOKENS_GRAPH,
     MANIFEST,
     NGRAM_ROWS_GRAPH,
+    NGRAMS_GRAPH,
     TOKEN_EMBEDDINGS,
+    TOKEN_GRAPH,
     UNSCALED,
     UNSCALED_GRAPH,
 )
@@ -203,6 +208,26 @@ def test_lookup_without_embedding_scale_has_no_unscaled_output(lookup: int, by: 
     assert result.manifest.token_embeddings is not None
     assert not result.manifest.token_embeddings.scaled
     assert result.manifest.token_embeddings.embedding_scale == by
+
+
+@pytest.mark.parametrize(
+    ("kind", "graphs"),
+    [
+        ("exact", (GRAPH, TOKEN_GRAPH, UNSCALED_GRAPH)),
+        ("layers", (GRAPH, UNSCALED_GRAPH, LAYER_TOKENS_GRAPH, LAYER_INPUTS_GRAPH)),
+        ("ngrams", (GRAPH, NGRAMS_GRAPH, NGRAM_ROWS_GRAPH)),
+    ],
+)
+def test_proof_of_each_graph_finds_changed_tables(kind: str, graphs: tuple[str, ...], tmp_path: Path) -> None:
+    frontend = build(kind)
+    put(frontend, tmp_path)
+    with torch.no_grad():
+        for weight in frontend.parameters():
+            (weight if kind == "ngrams" else weight[-1]).add_(1)  # no hash reaches the last row
+    reference = TorchReference(frontend)
+    for name in graphs:
+        with pytest.raises(ParityError, match="of the graph differs from its reference"):
+            OUTPUTS[name].prove(reference, Session(tmp_path, graph=name))
 
 
 def references_of(config: FrontEndConfig) -> tuple[NumpyReference, TorchReference]:

@@ -157,6 +157,17 @@ def test_only_shards_of_front_end_are_downloaded(hub: Hub, tmp_path: Path) -> No
     )
 
 
+def test_single_file_of_hub_wins_over_its_index(hub: Hub, tmp_path: Path) -> None:
+    """transformers also reads it: the files of the index may hold other weights."""
+    weights = (hub.folder / "model.safetensors").read_bytes()
+    shard(hub)
+    (hub.folder / "model.safetensors").write_bytes(weights)
+    done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
+    assert done.stdout.splitlines() == [COMMIT], done.stderr
+    index = "model.safetensors.index.json"
+    assert hub.downloads() == ["config.json", "model.safetensors", index, "tokenizer.json", "tokenizer_config.json"]
+
+
 def test_only_files_named_in_frontend_toml_are_downloaded(hub: Hub, tmp_path: Path) -> None:
     files = shard(hub)
     weight = "encoder.layer.0.intermediate.dense.weight"
@@ -202,6 +213,12 @@ def test_missing_hub_repository_fails_with_one_line(hub: Hub, source: str, messa
     assert error.startswith(f"preblock: {source}: ")
     assert message in error
     assert not (tmp_path / "r").exists()
+
+
+def test_unreachable_hub_raises_export_error(hub: Hub, tmp_path: Path) -> None:
+    hub.address = "http://127.0.0.1:9"
+    done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
+    assert done.stderr.splitlines()[-1].startswith(f"preblock.export.errors.ExportError: hf:{REPOSITORY}: ")
 
 
 def serve(hub: Hub, folder: Path, revision: str = "") -> list[str]:

@@ -117,6 +117,12 @@ class Counted(nn.Module):
         return vectors
 
 
+class CountedOrNone(Counted):
+    def forward(self, input_ids: Tensor, past_length: int | None = 0) -> Tensor:
+        assert past_length is not None
+        return super().forward(input_ids, past_length)
+
+
 @pytest.mark.parametrize("kind", ["range", "shift", "slice"])
 def test_module_with_integer_offset_is_exported(kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Oracle: the module, called once for each row."""
@@ -137,7 +143,7 @@ def test_module_with_integer_offset_is_exported(kind: str, tmp_path: Path, capfd
 
 def test_one_call_equals_a_call_for_each_offset() -> None:
     """As torch traces it."""
-    frontend, ids = CustomFrontEnd(Counted("range"), V, M), torch.tensor([[1, 2], [6, 0], [3, 3]])
+    frontend, ids = CustomFrontEnd(CountedOrNone("range"), V, M), torch.tensor([[1, 2], [6, 0], [3, 3]])
     with torch.inference_mode():
         for offset in ([0], [7], [0, 7, 3]):
             assert torch.equal(frontend._traced(ids, torch.tensor(offset)), frontend(ids, torch.tensor(offset))), offset

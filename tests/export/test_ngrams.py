@@ -44,6 +44,7 @@ from tests.export.qwen4 import (
     run_transformers,
     save_qwen4,
 )
+from tests.families.library_models import save
 from tests.support.shared import Shared
 
 
@@ -156,6 +157,14 @@ def test_manifest_describes_output_and_history(exported: ExportResult) -> None:
     assert [tensor.name for tensor in exported.manifest.graphs["model.onnx"].inputs] == ["input_ids", "offset"]
     outputs = verify(exported.folder).providers["CPUExecutionProvider"].outputs
     assert outputs["ngram_embeddings"].allowed_ulp == 0
+
+
+def test_tables_of_a_model_of_images_are_read(tmp_path: Path) -> None:
+    save("qwen4_exp/text", tmp_path)
+    found, stored = read_frontend(tmp_path, "text").tensors, load_file(tmp_path / FILE)
+    for layer in range(LAYERS):
+        shards = [stored[f"language_model.layers.{layer}.{SHARDS}{shard}.weight"] for shard in range(4)]
+        assert np.array_equal(found[f"ngrams.tables.{layer}.weight"], torch.cat(shards))
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("bfloat16", None), ("int8", "tensor")])
@@ -444,6 +453,15 @@ def _damage(file: Path) -> None:
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+def test_verify_finds_a_change_since_an_earlier_verification(reference_checkpoint: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(reference_checkpoint, tmp_path / "copy")
+    folder = export(str(source), "m", tmp_path, reference=True).folder
+    verify(folder, reference_roots=[source])
+    _damage(source / FILE)
+    with pytest.raises(ExportError, match=rf"{FILE}: got sha256 \w+…, expected \w+…, as an earlier verification found"):
+        verify(folder, reference_roots=[source])
+
+
 def test_hash_of_a_hub_is_recorded_and_verified(reference_checkpoint: Path, tmp_path: Path) -> None:
     cache, content = tmp_path / "models--q--w", (reference_checkpoint / FILE).read_bytes()
     digest = hashlib.sha256(content).hexdigest()
@@ -460,6 +478,31 @@ def test_hash_of_a_hub_is_recorded_and_verified(reference_checkpoint: Path, tmp_
     _damage(blob)
     with pytest.raises(ExportError, match=r"got sha256 \w+…, expected \w+…, as published"):
         verify(result.folder, reference_roots=[cache])
+
+
+def test_large_tables_are_neither_copied_nor_hashed(reference_checkpoint: Path, tmp_path: Path) -> None:
+    """The tables of 205 GB, more than most memories, are holes in a sparse file."""
+    folder = tmp_path / "large"
+    folder.mkdir()
+    config = json.loads((reference_checkpoint / "config.json").read_text())
+    config |= {"ngram_vocab_size_base": 100_000_000, "ple_embed_dim": 256, "split_ngram_parts": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokens = load_file(reference_checkpoint / FILE)["model.embed_tokens.weight"]
+    header: dict[str, Any] = {}
+    end, rows = 0, [400_000_136, 400_000_408]
+    tables = [(f"layers.{layer}.ple.ple_embedding.ngram_embedding", count, 64) for layer, count in enumerate(rows)]
+    for name, count, width in (("embed_tokens", *tokens.shape), *tables):
+        begin, end = end, end + 4 * count * width
+        header[f"model.{name}.weight"] = {"dtype": "F32", "shape": [count, width], "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with (folder / FILE).open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text + tokens.numpy().tobytes())
+        stream.truncate(8 + len(text) + end)
+    result = export(str(folder), "m", tmp_path, reference=True)
+    assert sum(file.stat().st_size for file in result.folder.iterdir()) < 200_000
+    assert (folder / FILE).stat().st_blocks * 512 < 200_000
+    assert [table.rows for table in manifest_of(result).ngram_tables] == rows
+    assert (result.manifest.source.files, result.manifest.source.options) == ({}, {"reference": True})
 
 
 def test_missing_table_is_rejected(reference_checkpoint: Path, tmp_path: Path) -> None:

@@ -179,6 +179,9 @@ def test_concurrent_drafts_publish_distinct_versions(tmp_path: Path) -> None:
 
     def run(number: int) -> list[int]:
         begin.wait()
+        for _ in range(20):  # each end may remove the folder in which another draft begins
+            with draft(tmp_path, "failing") as folder:
+                assert folder.is_dir()
         return [add(tmp_path, "m", f"{number}.{repeat}") for repeat in range(10)]
 
     with ThreadPoolExecutor(count) as pool:
@@ -187,6 +190,7 @@ def test_concurrent_drafts_publish_distinct_versions(tmp_path: Path) -> None:
     contents = {(tmp_path / "m" / str(version) / "file").read_text() for version in found}
     assert len(contents) == 80
     assert len(list((tmp_path / "m").iterdir())) == 80
+    assert not list(tmp_path.glob("failing/*"))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", ".x", "-x", "a b", "a\n", "ä", "x" * 129, "a\0"])

@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 from torch import Tensor
 from transformers import Gemma4TextConfig, Gemma4TextModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -22,6 +23,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 import preblock
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import ExportResult, export
+from preblock.export.layouts.conversion import convert
 from preblock.export.parity import prove_rotary
 from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import verify
@@ -198,6 +200,19 @@ def test_rotary_outputs_are_served_by_positions_and_offsets(exports: Exports) ->
                     found = client.embed(ids, model="m", output=name, dtype=dtype, **given).vectors
                     assert found.dtype == dtype
                     np.testing.assert_allclose(found, expected[name], rtol=2.0**-10, atol=2.0**-24)
+
+
+def test_edgellm_caches_have_widths_of_both_kinds(exports: Exports, tmp_path: Path) -> None:
+    """From each form, for the engine's own order: cosines, then sines."""
+    convert(exports[1].folder, "edgellm", tmp_path)
+    caches = load_file(tmp_path / "rope_rotary_cos_sin.safetensors")
+    expected = library(torch.arange(LONGEST)[None], "fused")
+    assert caches.keys() == {"rope_rotary_cos_sin_full", "rope_rotary_cos_sin_sliding"}
+    for kind, width in WIDTHS.items():
+        cache = caches[f"rope_rotary_cos_sin_{kind.removesuffix('_attention')}"]
+        assert cache.shape == (1, LONGEST, width)
+        assert cache.dtype == np.float32
+        np.testing.assert_allclose(cache, expected[f"rotary_cos_sin_{kind}"], rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("exports", ["half"], indirect=True)

@@ -43,6 +43,11 @@ class FrozenLength(Sound):
         return torch.arange(length) + offset.unsqueeze(1)
 
 
+class BakedOffset(Sound):
+    def positions(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        return super().positions(input_ids, offset * 0 if torch.compiler.is_compiling() else offset)
+
+
 class OneOffset(Sound):
     def positions(self, input_ids: Tensor, offset: Tensor) -> Tensor:
         return super().positions(
@@ -67,6 +72,7 @@ class DependsOnValues(Sound):
     ("module", "message"),
     [
         (FrozenLength, r"model\.onnx: axis length of \w+ is frozen at 3"),
+        (BakedOffset, r"model\.onnx: offset is baked in: offset 8 gives the vectors of 0"),
         (OneOffset, r"model\.onnx: offset is the same for every row: .* at batch 3, length 1, offset \[8, 4, 0\]"),
         (ClampedEarly, r"model\.onnx: positions are clamped: offset 8 gives the vectors of 7"),
         (DependsOnValues, r"the exporter of torch cannot follow the module: Could not guard on data-dependent"),

@@ -179,6 +179,7 @@ def test_options_module_does_not_import_torch() -> None:
         ("a.txt", "a.txt is a file; name its folder, which holds config.json or frontend.toml"),
         ("/none/a", "no folder /none/a exists"),
         ("hf:name", "'hf:name' names no repository of the hub; write hf:owner/name or hf:owner/name@revision"),
+        ("hf:a/b@", "'hf:a/b@' names no repository of the hub; write hf:owner/name or hf:owner/name@revision"),
         ("hf:a/b/c", "'hf:a/b/c' names no repository of the hub; write hf:owner/name or hf:owner/name@revision"),
     ],
 )
@@ -233,6 +234,7 @@ def test_folder_of_exported_artifact_is_rejected(tiny_repository: Path) -> None:
         ({"model_type": "bart"}, {"side": "vision"}, "--side is 'vision', but a model of type 'bart' needs one of"),
         ({"model_type": "gpt2"}, {"side": "text"}, "--side is only for models with two sides; 'gpt2' has one"),
         ({"model_type": "bert"}, {"segments": True}, "whose segments are token ids; the model is 'bert'"),
+        ({"model_type": "helium"}, {"segments": True}, "--segments is only for model types with a row"),
         ({"model_type": "vit"}, {"segments": True}, "--segments is only for front-ends of token ids; a stem is none"),
         ({"model_type": "vit"}, {"arithmetic": "source"}, "--arithmetic is only for front-ends of token ids"),
         ({"model_type": "vit"}, {"max_len": 5}, "--max-len is only for"),
@@ -254,6 +256,9 @@ def test_config_json_alone_suffices_to_reject_model(
         ({"scale": "row"}, "--scale is only for --dtype int8; the dtype is float32"),
         ({"resizing": "truncate"}, "--resize needs --max-len"),
         ({"side": "encoder"}, "--side is only for published checkpoints; gpt2-small is none"),
+        ({"arithmetic": "source"}, "--arithmetic is only for published checkpoints"),
+        ({"segments": True}, "--segments is only for published checkpoints"),
+        ({"dtype": "int4", "scale": "row"}, "--scale is only for --dtype int8"),
     ],
 )
 def test_incompatible_options_are_rejected(arguments: dict[str, Any], message: str) -> None:

@@ -43,8 +43,8 @@ def test_float16_and_bfloat16_round_to_nearest_even(dtype: str, type_: type, val
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("int8", "row"), ("int8", "tensor"), ("int4", None)])
-def test_subnormal_values_stay_finite_after_rounding(dtype: str, scale: str | None) -> None:
-    for value in (1e-45, 1.9e-43, 2e-38):
+def test_zeros_and_subnormal_values_stay_finite(dtype: str, scale: str | None) -> None:
+    for value in (0, 1e-45, 1.9e-43, 2e-38):
         _, widened = stored(np.array([[value, -value]], np.float32), dtype, scale)
         assert np.isfinite(widened).all()
         assert np.abs(widened).max() <= 2 * value

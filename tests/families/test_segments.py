@@ -18,7 +18,7 @@ from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.families import FAMILIES
 from preblock.models.frontend import FrontEnd
-from tests.families.library_models import TransformersModel, save
+from tests.families.library_models import TransformersModel, model_class, save
 from tests.families.published_models import PUBLISHED, VOCABULARY, WIDTH
 from tests.models.rejections import rejection
 
@@ -62,6 +62,15 @@ def test_segment_vectors_of_token_table_match_transformers(name: str, tmp_path: 
     if name in CACHED:
         for part, (begin, end) in zip(continued(model), ((0, FED), (FED, LENGTH)), strict=True):
             assert np.array_equal(run(session, begin, end, token_type_ids=TYPES), part)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "ctrl"])
+def test_bfloat16_segments_match_transformers(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path / "checkpoint", torch.bfloat16)
+    session = session_of(tmp_path / "checkpoint", tmp_path / "artifact", arithmetic="source")
+    loaded = model_class(name).from_pretrained(tmp_path / "checkpoint", dtype=torch.bfloat16).eval()
+    expected = TransformersModel(name, loaded).first_block_input(IDS, token_type_ids=TYPES)
+    assert np.array_equal(run(session, 0, LENGTH, token_type_ids=TYPES), expected)
 
 
 def test_segments_are_off_by_default_and_for_few_families(tmp_path: Path) -> None:

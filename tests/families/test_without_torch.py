@@ -19,9 +19,6 @@ from tests.families.library_models import save
 from tests.support.environments import ENVIRONMENT, install
 from tests.support.servers import serve
 
-FILE = "model.safetensors"
-
-
 REFUSE = """
 import sys
 from pathlib import Path

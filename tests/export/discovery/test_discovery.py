@@ -39,6 +39,7 @@ EXAMPLES = {
     "git": ["tokens", "positions", "norm"],
     "helium": ["tokens"],
     "inkling_text": ["tokens", "rms_norm"],
+    "nanochat": ["tokens", "rms_norm"],  # without a weight
     "mra": ["tokens", "segments", "positions", "norm"],  # its table of indices is in the file
     "ibert": ["tokens", "segments", "positions", "norm"],
     "chinese_clip/text": ["tokens", "segments", "positions", "norm"],

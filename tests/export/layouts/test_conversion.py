@@ -19,7 +19,10 @@ from preblock.export.errors import ExportError
 from preblock.export.exporter import export
 from preblock.export.layouts import conversion
 from preblock.export.layouts.conversion import LAYOUTS, convert
+from preblock.export.layouts.triton import write_config
 from preblock.export.publication import DRAFT
+from preblock.service.artifacts.names import LAYER_TOKENS_GRAPH
+from preblock.service.runtime.session import Session
 from tests.export.interruption import end_at, interrupt_at
 from tests.families.library_models import TransformersModel, save
 from tests.families.published_models import PUBLISHED
@@ -145,9 +148,12 @@ def test_edgellm_layout_of_too_many_positions_is_rejected(tmp_path: Path) -> Non
         convert(folder, "edgellm", tmp_path)
 
 
-def test_edgellm_layout_with_float16_rotary_outputs_is_rejected(tmp_path: Path) -> None:
+def test_float16_rotary_outputs_fit_triton_and_not_edgellm(tmp_path: Path) -> None:
     save("llama", tmp_path / "source")
     folder = export(str(tmp_path / "source"), "llama", tmp_path, rotary_dtype="float16").folder
+    text = write_config(folder.parent).read_text()
+    assert 'name: "rotary_cos" data_type: TYPE_FP16' in text
+    assert 'name: "embeddings" data_type: TYPE_FP32' in text
     with pytest.raises(ExportError, match=r"got rotary_cos in float16, expected float32: the cache is float32"):
         convert(folder, "edgellm", tmp_path / "out")
 
@@ -277,6 +283,15 @@ def test_transformers_js_graph_has_inputs_of_layers(layered: tuple[str, Path, An
     wanted = expected_layers(name, text, LAYER_IDS)
     assert np.array_equal(vectors, wanted[0])
     assert np.array_equal(layers, wanted[1])
+
+
+def test_stored_dtype_applies_to_inputs_of_layers(tmp_path: Path) -> None:
+    save("gemma4_text", tmp_path / "source")
+    folder = export(str(tmp_path / "source"), "m", tmp_path, dtype="int8").folder
+    file = convert(folder, "transformers.js", tmp_path / "out")[0]
+    (found,) = onnxruntime.InferenceSession(file).run(["per_layer_inputs"], {"input_ids": LAYER_IDS})
+    (expected,) = Session(folder, graph=LAYER_TOKENS_GRAPH).run({"input_ids": LAYER_IDS}).values()
+    assert np.array_equal(found, expected)
 
 
 def test_openvino_layout_has_table_of_inputs_of_layers(layered: tuple[str, Path, Any], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Interrupts while torch traces a module."""
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -103,3 +104,16 @@ def test_second_interrupt_does_not_wait(number: signal.Signals) -> None:
 
     ends_with(number, trace)
     assert steps == [0, 1]
+
+
+def test_handlers_in_other_thread_stay() -> None:
+    found = []
+
+    def enter() -> None:
+        with interrupts_deferred():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert found == [signal.default_int_handler]

@@ -95,6 +95,20 @@ def test_hybrid_positions_with_new_max_len_keep_rows() -> None:
     assert message in rejection(ValueError, resize_positions, frontend.data(), 5, "truncate")
 
 
+def test_resize_keeps_rows_before_first_position(tmp_path: Path) -> None:
+    save("opt", tmp_path)
+    frontend = read_frontend(tmp_path)
+    table = frontend.tensors["positions.weight"]
+    assert len(table) == 66
+    for length, how, expected in (
+        (100, "interpolate", [*table[:2], *interpolate(table[2:], 100)]),
+        (9, "truncate", table[:11]),
+    ):
+        resized = resize_positions(frontend, length, how)
+        assert resized.config.max_len == length
+        assert np.array_equal(resized.tensors["positions.weight"], expected), how
+
+
 def test_resize_of_grid_positions_is_rejected() -> None:
     kinds: tuple[Literal["learned", "sinusoidal", "factorised"], ...] = ("learned", "sinusoidal", "factorised")
     for positions in kinds:

@@ -166,18 +166,26 @@ def test_weights_of_other_format_are_named(bert: Path) -> None:
     before = bert / "model.safetensors"
     for name, advice in (
         ("pytorch_model.bin", "a pickle, which can run any code when it is read; convert it to safetensors"),
+        ("consolidated.00.pth", "a pickle"),
         ("model-Q4_K_M.gguf", "a file for other engines, often quantised; export the model from which it was made"),
         ("tf_model.h5", "weights of TensorFlow or Flax; convert them"),
+        ("flax_model.msgpack", "weights of TensorFlow or Flax; convert them"),
         ("consolidated.safetensors", "with the names of another library; export the files for transformers"),
         ("model.fp16.safetensors", "under another name; rename it to model.safetensors"),
         ("model-00001-of-00002.safetensors", "parts without their index; add model.safetensors.index.json"),
         ("openvino_model.bin", "weights of OpenVINO"),
         ("training_args.bin", "the state of a training, without weights"),
+        ("optimizer.safetensors", "the state of a training"),
+        ("scheduler.pt", "the state of a training"),
+        ("rng_state_0.pth", "the state of a training"),
+        ("random_states_0.pkl", "the state of a training"),
         ("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "the state of a training"),
     ):
         before = before.rename(bert / name)
         message = f"model.safetensors.index.json, only {name}, {advice}"
         assert message in rejection(CheckpointError, read_frontend, bert)
+    (bert / "weights.bin").touch()  # weights count before files of their training
+    assert "index.json, only weights.bin, a pickle" in rejection(CheckpointError, read_frontend, bert)
 
 
 def test_wrapper_in_name_of_token_table_is_named(bert: Path) -> None:

@@ -55,6 +55,13 @@ def test_sentence_transformers_folder_is_read(part: str, further: tuple[str, ...
     assert all((tmp_path / name).is_file() for name in static_files_needed(layout))
 
 
+def test_tokenizer_truncation_sets_max_len(tmp_path: Path) -> None:
+    file = save_bag(tmp_path) / "0_StaticEmbedding" / "tokenizer.json"
+    truncation = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | {"truncation": truncation}))
+    assert read(tmp_path).frontend.config.max_len == 5
+
+
 def test_unigram_unknown_id_is_ignored_id(tmp_path: Path) -> None:
     file = save_plain(tmp_path) / "tokenizer.json"
     document = json.loads(file.read_bytes())

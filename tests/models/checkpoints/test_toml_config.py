@@ -58,8 +58,11 @@ def test_rms_norm_step_matches_torch(weight: str, tmp_path: Path) -> None:
     assert FrontEnd(again).state_dict().keys() == frontend.state_dict().keys()
 
 
-def test_description_without_positions_has_no_max_len(tmp_path: Path) -> None:
+def test_unstated_max_len_is_that_of_positions(tmp_path: Path) -> None:
     assert read_description(describe(tmp_path, TOKENS)).config.max_len is None
+    for fields, limit in (('table = "hybrid"\nweight = "places"', 2**31), ('table = "exact"\nrows = 5', 5)):
+        text = TOKENS + STEP.format("positions") + fields + "\n"
+        assert read_description(describe(tmp_path, text)).config.max_len == limit
     file = describe(tmp_path, "max_len = 7\n" + TOKENS) / "frontend.toml"
     file.write_text(file.read_text(), encoding="utf-8-sig")  # with a byte order mark
     config = read_description(tmp_path).config

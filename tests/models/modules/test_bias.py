@@ -104,6 +104,14 @@ def test_missing_bias_values_have_transformers_defaults() -> None:
     assert bias_of("bert", {}) is None
 
 
+def test_other_bias_values_and_key_names_are_read() -> None:
+    assert {name for name, row in FAMILIES.items() if row.bias} == set(BIASED) == set(EXPECTED)
+    assert bias_of("bloom", {"num_attention_heads": 3, "n_head": 3}) == bias_of("bloom", {"num_attention_heads": 3})
+    assert bias_of("xlnet", {"hidden_size": 6}) == bias_of("xlnet", {"d_model": 6})
+    one_way = RelativeSinusoidConfig(width=1024, clamp_len=5, bidirectional=False)
+    assert bias_of("xlnet", {"attn_type": "uni", "clamp_len": 5}) == one_way
+
+
 INVALID: dict[str, list[tuple[dict[str, Any], str]]] = {
     "mpt": [
         ({"attn_config": {"alibi": False}}, "attn_config.alibi is False, understood is True"),

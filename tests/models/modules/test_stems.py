@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
+    CLIPModel,
     CLIPVisionConfig,
     CLIPVisionModel,
     PreTrainedModel,
@@ -130,6 +131,15 @@ def change(folder: Path, section: str | None = None, /, **values: Any) -> None:
     for key in [key for key, value in part.items() if value is ...]:
         del part[key]
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_clip_vision_config_dict_overrides_vision_config(tmp_path: Path) -> None:
+    folder = save("clip", tmp_path)
+    part = json.loads((folder / "config.json").read_text())["vision_config"]
+    change(folder, vision_config_dict=part | {"layer_norm_eps": 0.5})
+    config, loaded = read_stem(folder, "vision").config, CLIPModel.from_pretrained(folder)
+    assert isinstance(config, PatchConfig)
+    assert config.norm_eps == loaded.config.vision_config.layer_norm_eps == 0.5  # type: ignore[union-attr]
 
 
 INVALID: dict[str, list[tuple[dict[str, Any], str]]] = {
