@@ -95,6 +95,7 @@ TENSORS = {
 def test_open_inference_protocol_takes_and_returns_contexts(
     kinds_server: Server, session: Session, module: Any
 ) -> None:
+    as_json = {"as_json": True} if module is tritonclient.grpc else {}
     address = kinds_server.grpc if module is tritonclient.grpc else kinds_server.address.removeprefix("http://")
 
     def infer(tensors: dict[str, NDArray[np.int64]], *outputs: str, **options: Any) -> Any:
@@ -105,6 +106,9 @@ def test_open_inference_protocol_takes_and_returns_contexts(
         return triton.infer("ngrams", inputs, outputs=requested, **options)
 
     with module.InferenceServerClient(address) as triton:
+        metadata: Any = triton.get_model_metadata("ngrams", **as_json)
+        shapes = {tensor["name"]: [int(size) for size in tensor["shape"]] for tensor in metadata["inputs"]}
+        assert shapes["context"] == [-1, 2]
         answer = infer(TENSORS, OUTPUT, "next_context")
         expected = [run(session, [5, 6, 7], (1, 2)), run(session, [8, END, 9], (3, 4))]
         assert answer.as_numpy(OUTPUT).tobytes() == np.concatenate(expected).tobytes()
