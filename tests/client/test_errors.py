@@ -37,13 +37,14 @@ def test_problem_response_becomes_error_of_its_kind() -> None:
         (502, b'{"status": "error", "message": "bad"}', "status 502", 'status 502: {"status": "error", "message": "'),
         (503, b'{"status": null}', "Unavailable", 'status 503: {"status": null}'),
         (403, b'{"kind": "Status", "status": "Failure"}', "status 403", 'status 403: {"kind": "Status", "status": "'),
+        (500, b'{"detail": {"a": 1}}', "status 500", 'status 500: {"detail": {"a": 1}}'),
         (401, b'{"error": {"code": 401}}', "Unauthenticated", 'status 401: {"error": {"code": 401}}'),
         (201, b'{"status": 404, "detail": "x"}', "status 201", "x"),
         (404, b'{"status": 404, "error": "Not Found"}', "NotFound", "Not Found"),
         (502, b'{"message": "' + b"x" * 1000, "status 502", 'status 502: {"message": "xxx'),
         (502, b"[" * 100_000, "status 502", "status 502: [[["),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_response_of_gateway_becomes_error(status: int, body: bytes, kind: str, text: str) -> None:
     error = errors.of_problem(status, body)

@@ -75,6 +75,13 @@ def test_retry_after_is_respected(connect: Connect, flaky: FlakyProxy) -> None:
     assert time.monotonic() - start >= 1
 
 
+def test_redirected_call_is_not_sent_to_another_server(connect: Connect, flaky: FlakyProxy) -> None:
+    flaky.script = [canned("301 Moved Permanently", b"", "Location: http://127.0.0.1:1/")] * 2
+    with raises_kind("status 301"):
+        connect(flaky.address, retries=1).models()
+    assert flaky.connections == 1
+
+
 def busy(after: str | None = None) -> ClientError:
     headers = {} if after is None else {"retry-after": after}
     return of_response(503, httpx.Headers(headers), b"")

@@ -99,6 +99,7 @@ def test_stop_grace_period_exceeds_shutdown_time() -> None:
 
 def test_images_are_those_of_the_build_and_mounted_files_exist() -> None:
     defaults = dict(re.findall(r"\$\{(\w+_IMAGE):-([^}]+)\}", read("docker-compose.yml")))
+    assert set(defaults) == {"BASE_IMAGE", "PROXY_IMAGE", "PROMETHEUS_IMAGE", "GRAFANA_IMAGE"}
     assert all(re.search(r":v?\d+\.\d+\.\d+(-[a-z]+)*$", image) for image in defaults.values())
     assert f"ARG BASE_IMAGE={defaults['BASE_IMAGE']}\n" in read("Dockerfile")
     mounted = [volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])]

@@ -41,10 +41,15 @@ def table() -> dict[str, dict[str, str]]:
 
 
 TABLE = table()
+NEVER = {("Conflict", "/v1"), ("Misdirected", "gRPC"), ("UnsupportedFormat", "gRPC")}
+NEVER |= {("NotAcceptable", protocol) for protocol in ("/v2", "/v1", "gRPC")}
+NEVER |= {("ProviderError", protocol) for protocol in (*PATHS, "gRPC")}
+"""Kinds without a code at a protocol."""
 
 
 def test_error_table_states_the_codes_of_every_kind() -> None:
     assert set(TABLE) == {kind.__name__ for kind in STATUS}
+    assert {(kind, name) for kind, codes in TABLE.items() for name, code in codes.items() if not code} == NEVER
     for name, codes in TABLE.items():
         kind = getattr(errors, name)
         error = kind.__new__(kind)

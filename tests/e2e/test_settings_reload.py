@@ -355,6 +355,6 @@ def test_settings_change_before_first_poll_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "preblock.toml"
     file.write_text("max_request_rows = 5\n")
     settings = Settings(config_file=str(file), port="1")
-    file.write_text("max_request_rows = 6\n")
+    file.write_text("max_request_rows = 6\nport = 2\n")  # an option states the port
     assert (settings.reload().max_request_rows, settings.reload().port) == (6, 1)
     assert settings.max_request_rows == 5

@@ -5,9 +5,14 @@ import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 import onnx
+import pytest
+import tritonclient.grpc
 from onnx import TensorProto, helper
+from tritonclient.utils import InferenceServerException
 
+from tests.reliability.load import descriptors
 from tests.service.artifacts.broken_artifacts import edit, seal
 from tests.service.runtime.test_tokenizer import changed, split
 from tests.support.artifacts import copy_artifact
@@ -29,8 +34,10 @@ def test_tokenizer_panic_is_an_error_on_every_api(tmp_path: Path) -> None:
         ("/v1/embeddings", {"model": "bert", "input": text, "pooling": "mean"}),
         ("/v2/models/bert/infer", {"inputs": [tensor]}),
     ]
+    given = tritonclient.grpc.InferInput("text", [1], "BYTES").set_data_from_numpy(np.array([text.encode()], object))
     with serve(tmp_path / "models") as server, httpx.Client(base_url=server.address, timeout=30) as client:
         ids = client.post("/models/bert/embed", json={"input_ids": [[1]]})
+        before = len(descriptors(server.pid))
         for path, body in calls:
             for _ in range(3):  # the second one is prepared, if the first allows it
                 answer = client.post(path, json=body)
@@ -38,6 +45,12 @@ def test_tokenizer_panic_is_an_error_on_every_api(tmp_path: Path) -> None:
                 assert "the tokenizer of the model fails on this" in answer.text
                 assert answer.headers["X-Request-Id"]
         assert client.post("/models/bert/embed", json={"input_ids": [[1]]}).content == ids.content
+        assert len(descriptors(server.pid)) <= before + 1
+        with (
+            tritonclient.grpc.InferenceServerClient(server.grpc) as caller,
+            pytest.raises(InferenceServerException, match="the tokenizer of the model fails on this text"),
+        ):
+            caller.infer("bert", [given])
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(10) == 0

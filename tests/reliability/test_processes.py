@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -515,6 +516,20 @@ def test_version_without_memory_is_opened_later(tiny_repository: Path, model_rep
             wait_for(lambda: "cannot be" in reason())
             assert client.post(path, json={"input_ids": [1]}).status_code == 404
         wait_for(lambda: client.post(path, json={"input_ids": [1]}).status_code == 200)
+
+
+def test_load_reports_a_worker_without_memory(tiny_repository: Path, model_repository: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(tiny_repository, tmp_path / "repository")
+    shutil.copytree(model_repository / "gpt2-small", root / "gpt2-small")
+    address = "/v2/repository/models/gpt2-small"
+    with serve_two(root, *EXPLICIT) as server, httpx.Client(base_url=server.address, timeout=60) as client:
+        assert client.post(f"{address}/unload").status_code == 200
+        with short_of_memory(workers(server.pid)[0]):
+            refused = client.post(f"{address}/load")
+            assert refused.status_code == 503
+            assert re.search("1 workers cannot open|gpt2-small/1 cannot be opened now", refused.json()["error"])
+            assert client.post("/v2/repository/models/bert/unload").status_code == 200
+        wait_for(partial(all_serve, server, "gpt2-small"))
 
 
 def test_metrics_without_descriptors_are_correct_or_503(tiny_repository: Path, good_answer: bytes) -> None:

@@ -27,41 +27,43 @@ def refusal(client: openai.OpenAI, **fields: Any) -> openai.APIStatusError:
 @pytest.mark.parametrize(
     ("fields", "param", "got"),
     [
-        ({"model": 3}, "model", "3"),
-        ({"input": ""}, "input", "''"),
-        ({"input": ["a", ""]}, "input[1]", "''"),
-        ({"input": []}, "input", "[]"),
-        ({"input": 3}, "input", "3"),
-        ({"input": ["a", 3]}, "input[1]", "3"),
-        ({"input": [3, "a"]}, "input[1]", "'a'"),
-        ({"input": [[3], "a"]}, "input[1]", "'a'"),
-        ({"input": [[3], []]}, "input[1]", "[]"),
-        ({"input": [1.5]}, "input[0]", "1.5"),
-        ({"input": [[1, 11]]}, "input[0][1]", "11"),
-        ({"model": "gpt"}, "input", "'a'"),
-        ({"dimensions": 3}, "dimensions", "3"),
-        ({"dimensions": 4.0}, "dimensions", "4.0"),
-        ({"dimensions": True}, "dimensions", "True"),
-        ({"encoding_format": "hex"}, "encoding_format", "hex"),
-        ({"encoding_format": [1]}, "encoding_format", "[1]"),
-        ({"pooling": "max"}, "pooling", "max"),
-        ({"pooling": 1}, "pooling", "1"),
-        ({"truncate": "end"}, "truncate", "end"),
+        ({"model": 3}, "model", "3, expected the name of a model"),
+        ({"input": ""}, "input", "'', expected a text of at least one character"),
+        ({"input": ["a", ""]}, "input[1]", "'', expected a text of at least one character"),
+        ({"input": []}, "input", "[], expected at least one row of at least one integer"),
+        ({"input": 3}, "input", "3, expected a string, a list of strings, a list of token ids, or a list of "),
+        ({"input": ["a", 3]}, "input[1]", "3, expected a text of at least one character"),
+        ({"input": [3, "a"]}, "input[1]", "'a', expected a 64-bit integer"),
+        ({"input": [[3], "a"]}, "input[1]", "'a', expected a row of at least one integer"),
+        ({"input": [[3], []]}, "input[1]", "[], expected a row of at least one integer"),
+        ({"input": [1.5]}, "input[0]", "1.5, expected a 64-bit integer"),
+        ({"input": [[1, 11]]}, "input[0][1]", "11, expected 0 to 10"),
+        ({"model": "gpt"}, "input", "'a', expected token ids, since this model has no tokenizer"),
+        *(({"dimensions": value}, "dimensions", f"{value}, expected 4, the width") for value in (3, 4.0, True)),
+        ({"encoding_format": "hex"}, "encoding_format", "hex, expected float, base64"),
+        ({"encoding_format": [1]}, "encoding_format", "[1], expected float, base64"),
+        *(({"pooling": value}, "pooling", f"{value}, expected none, mean, first, last") for value in ("max", 1)),
+        ({"truncate": "end"}, "truncate", "end, expected left, right"),
         *(
-            ({"truncate_prompt_tokens": value}, "truncate_prompt_tokens", repr(value))
-            for value in (0, -2, 9, True, 1.0)
+            ({"truncate_prompt_tokens": value}, "truncate_prompt_tokens", f"{value!r}, expected 1 to 8, or -1 for the ")
+            for value in (0, -2, 9, True, 1.0, "3")
         ),
-        ({"truncate_prompt_tokens": "3"}, "truncate_prompt_tokens", "'3'"),
-        ({"truncate_prompt_tokens": 2}, "truncate_prompt_tokens", "2"),  # the special tokens alone
-        ({"truncation_side": "end"}, "truncation_side", "end"),
-        ({"truncation_side": "left", "truncate": "left"}, "truncation_side", "truncate and truncation_side"),
-        ({"endianness": "big"}, "endianness", "big"),
-        ({"use_activation": 1}, "use_activation", "1"),
-        ({"use_activation": True, "pooling": "none"}, "use_activation", "True"),
-        ({"add_special_tokens": 1}, "add_special_tokens", "1"),
-        ({"embed_dtype": "fp8_e4m3"}, "embed_dtype", "fp8_e4m3"),
-        ({"embed_dtype": 16}, "embed_dtype", "16"),
-        ({"input": [[1]] * 65537}, "input", "65537 tokens"),
+        ({"truncate_prompt_tokens": 2}, "truncate_prompt_tokens", "2, expected 3 or more"),  # the special tokens alone
+        ({"truncation_side": "end"}, "truncation_side", "end, expected left, right"),
+        (
+            {"truncation_side": "left", "truncate": "left"},
+            "truncation_side",
+            "truncate and truncation_side, expected one of them",
+        ),
+        ({"endianness": "big"}, "endianness", "big, expected native, little"),
+        ({"use_activation": 1}, "use_activation", "1, expected true or false"),
+        ({"use_activation": True, "pooling": "none"}, "use_activation", "True, expected false, or another pooling"),
+        ({"add_special_tokens": 1}, "add_special_tokens", "1, expected true or false"),
+        *(
+            ({"embed_dtype": value}, "embed_dtype", f"{value}, expected float32, float16, bfloat16")
+            for value in ("fp8_e4m3", 16)
+        ),
+        ({"input": [[1]] * 65537}, "input", "65537 tokens, expected "),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -71,9 +73,9 @@ def test_invalid_request_reports_field_and_value(
     error = refusal(tiny_openai, **fields)
     assert isinstance(error, openai.BadRequestError)
     assert isinstance(error.body, dict)
-    kind, code = ("max_tokens_per_request",) * 2 if "tokens" in got else ("invalid_request_error", None)
+    kind, code = ("max_tokens_per_request",) * 2 if got.startswith("65537 tokens") else ("invalid_request_error", None)
     assert (error.type, error.param, error.code) == (kind, param, code)
-    assert error.body["message"].startswith(f"{param}: got {got}, expected ")
+    assert error.body["message"].startswith(f"{param}: got {got}")
     assert error.body.keys() - ITEM_FIELDS == {"message", "type", "param", "code"}
 
 

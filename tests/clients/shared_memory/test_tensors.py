@@ -135,18 +135,24 @@ def test_bad_ranges_are_refused(memory_client: Client) -> None:
     invalid = memory_client.status_of(400, "INVALID_ARGUMENT")
     missing = memory_client.status_of(404, "NOT_FOUND")
     for status, tensor, outputs, message in (
-        (invalid, ids, [output("vectors", size - 1)], f"outputs[0].parameters.shared_memory_byte_size: got {size - 1}"),
+        (
+            invalid,
+            ids,
+            [output("vectors", size - 1)],
+            f"outputs[0].parameters.shared_memory_byte_size: got {size - 1}, expected at least {size}, the bytes of ",
+        ),
         (
             invalid,
             ids,
             [output("vectors", size, size + 1)],
-            f"outputs[0].parameters: shared_memory_offset + shared_memory_byte_size: got {2 * size + 1}",
+            f"outputs[0].parameters: shared_memory_offset + shared_memory_byte_size: got {2 * size + 1}, "
+            f"expected at most {2 * size}, the bytes of the region vectors",
         ),
         (
             invalid,
             ids,
             [output("vectors", size), output("vectors", 16, size - 1, "lengths")],
-            "outputs[1].parameters: got the same bytes for embeddings and lengths",
+            "outputs[1].parameters: got the same bytes for embeddings and lengths, expected separate bytes",
         ),
         (invalid, shared("ids", IDS.nbytes - 8), [], "input_ids: got 40 bytes, expected 48 bytes"),
         (invalid, shared("ids", IDS.nbytes, datatype="INT32"), [], "input_ids: got 48 bytes, expected 24 bytes"),
@@ -157,8 +163,8 @@ def test_bad_ranges_are_refused(memory_client: Client) -> None:
             "inputs[0].parameters: shared_memory_offset + shared_memory_byte_size: got 56, expected at most 48",
         ),
         (invalid, shared("wrong ids", 24, (1, 3)), [], "input_ids[0][1]: got -1, expected 0 to 6"),
-        (missing, shared("nope", 8), [], "inputs[0].parameters.shared_memory_region: got nope"),
-        (missing, ids, [output("nope", size)], "outputs[0].parameters.shared_memory_region: got nope"),
+        (missing, shared("nope", 8), [], "inputs[0].parameters.shared_memory_region: got nope, expected "),
+        (missing, ids, [output("nope", size)], "outputs[0].parameters.shared_memory_region: got nope, expected "),
     ):
         found = memory_client.refusal("gpt", [tensor], outputs=outputs or None)
         assert (found[0], found[1][: len(message)]) == (status, message)

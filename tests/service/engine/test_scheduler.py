@@ -50,6 +50,31 @@ def test_full_queue_rejects_chunk_and_accepts_it_later(scheduler: Scheduler) -> 
     asyncio.run(scenario())
 
 
+def test_work_past_queue_timeout_never_runs() -> None:
+    gate, ran = threading.Event(), list[int]()
+
+    async def scenario() -> None:
+        scheduler = Scheduler(1, live_settings(queue_timeout_seconds=0.1))
+        first = asyncio.create_task(scheduler.run(LARGE, gate.wait))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match=r"the request waited more than 0\.1 s in the queue") as refused:
+            await scheduler.run(LARGE, lambda: ran.append(1))
+        assert refused.value.retry_after == 1
+        left = asyncio.create_task(scheduler.run(LARGE, lambda: ran.append(2)))
+        await asyncio.sleep(0)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        await asyncio.sleep(0.2)  # running work has no limit
+        gate.set()
+        assert await first is True
+        assert await scheduler.run(LARGE, lambda: 3) == 3
+        scheduler.close()
+
+    asyncio.run(scenario())
+    assert ran == []
+
+
 def test_exception_reaches_only_its_caller(scheduler: Scheduler) -> None:
     """A failure leaves no reference cycle, which would keep the body of the request."""
 
