@@ -34,7 +34,8 @@ def read_safetensors(body: bytes) -> dict[str, NDArray[Any]]:
         return _read(body)
     except (ValueError, OverflowError, RecursionError) as error:
         expected = "integer tensors in safetensors format"
-        message = f"body: not a valid safetensors file ({error}), expected integer tensors"
+        reason = str(error).encode(errors="backslashreplace").decode()  # it may quote an unpaired surrogate
+        message = f"body: not a valid safetensors file ({reason}), expected integer tensors"
         raise Malformed("body", "an invalid safetensors file", expected, message=message) from error
 
 
