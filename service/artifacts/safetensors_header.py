@@ -60,7 +60,7 @@ def read_header(name: str, stream: BufferedReader) -> Header:
     try:
         found = parse_header(content)
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(name, "a header without the places of tensors", "a safetensors file") from error
+        raise ArtifactError(name, f"an invalid header ({reason_of(error)})", "a safetensors file") from error
     if not cover(found, 8 + length, size):
         end = max((tensor.end for tensor in found.values()), default=8 + length)
         raise ArtifactError(name, f"{size} bytes", f"{end} bytes of header and consecutive tensors")
@@ -77,10 +77,17 @@ def parse_header(content: bytes) -> dict[str, StoredTensor]:
     if content[:1] != b"{":
         raise ValueError("a header that is no JSON object")
     document = json.loads(content.decode(), object_pairs_hook=unique_names)
-    metadata = document.pop(METADATA, {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    metadata = document.pop(METADATA, None)  # the library takes null for none
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    ):
         raise ValueError(f"{METADATA} that is no text by name")
     return {name: _read_tensor(name, entry, 8 + len(content)) for name, entry in document.items()}
+
+
+def reason_of(error: Exception) -> str:
+    """Return the message of an error of `parse_header`; it may quote an unpaired surrogate, which is escaped."""
+    return str(error).encode(errors="backslashreplace").decode()
 
 
 def cover(tensors: Mapping[str, StoredTensor], begin: int, end: int) -> bool:

@@ -136,7 +136,8 @@ def body_chunks(parts: Iterable[Part]) -> Iterator[Buffer]:
 
 
 def _encode_parts(parts: Iterable[Part]) -> Iterator[Buffer]:
-    return chain.from_iterable(map(_encode_part, parts))  # neither keeps a buffer, nor takes time in Python
+    # Unlike a generator, chain and map keep no buffer, and run no Python code for each.
+    return chain.from_iterable(map(_encode_part, parts))
 
 
 def _encode_part(part: Part) -> Iterator[Buffer]:

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.safetensors_header import METADATA, TYPES, cover, parse_header
+from preblock.service.artifacts.safetensors_header import METADATA, TYPES, cover, parse_header, reason_of
 from preblock.service.codecs.chunks import Part, as_bytes
 from preblock.service.codecs.output_uses import use_of
 from preblock.service.core.errors import Malformed, shorten
@@ -34,7 +34,7 @@ def read_safetensors(body: bytes) -> dict[str, NDArray[Any]]:
         return _read(body)
     except (ValueError, OverflowError, RecursionError) as error:
         expected = "integer tensors in safetensors format"
-        message = f"body: not a valid safetensors file ({error}), expected integer tensors"
+        message = f"body: not a valid safetensors file ({reason_of(error)}), expected integer tensors"
         raise Malformed("body", "an invalid safetensors file", expected, message=message) from error
 
 

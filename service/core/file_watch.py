@@ -44,8 +44,7 @@ class FileWatcher:
     def load(self, read: Callable[[], Result], report: Callable[[str, Exception], object]) -> Result | None:
         """Return the result of `read` if a file has changed, and it can be used; else None.
 
-        `report` gets the format of a log line and the error of files that cannot be used, unless it is the last one
-        again.
+        For files that cannot be used, `report` gets the format of a log line and the error, once for the same error.
         """
         if not self.changed():
             return None
@@ -66,7 +65,7 @@ class FileWatcher:
         return repeats
 
     def repeat(self) -> None:
-        """Count the files as changed at the next look at them."""
+        """Count the files as changed at the next poll."""
         self._repeats = True
 
     def _rejects(self, error: Exception) -> bool:

@@ -65,7 +65,7 @@ ITEMS: Mapping[str, tuple[Callable[[str], object], str]] = {
     "allowed_hosts": (_is_host, "names or addresses without a port, such as models.example, or *"),
     "trusted_proxies": (ip_network, "addresses or networks such as 10.0.0.0/8"),
 }
-"""Settings with lists: a function whose result is false, or that raises ValueError, for a bad item; and good ones."""
+"""Settings with lists: a check, false for a bad item or with a ValueError, and examples of good items."""
 
 
 def _default_cache_dir() -> Path:
@@ -431,7 +431,7 @@ class LiveSettings:
         self._log_changes = settings.workers == 1 if log_changes is None else log_changes
         file = settings.config_file
         self._watcher = None if file is None else FileWatcher("settings file", "settings", file)
-        # The file may change before the first look at it. A pipe, such as <(…) of a shell, can be read only once.
+        # The file may change before the first poll. A pipe, such as <(…) of a shell, can be read only once.
         if self._watcher is not None and file is not None and file.is_file():
             self._watcher.repeat()
 

@@ -125,7 +125,7 @@ class AsciiTokenizer:
             Invalid: the tokenizer refuses a text.
 
         """
-        # Both release the interpreter lock, unlike `encode`. The fast one finds no spans.
+        # Both release the interpreter lock, unlike `encode` of the package. The fast one finds no spans.
         tokenize = self._whole.encode_batch if spans else self.encode
         try:
             if only_ids:

@@ -272,9 +272,11 @@ def join_message(parts: Parts) -> bytes:
     return b"".join(cast("list[bytes | memoryview]", parts))
 
 
-_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+# Its own function: an attribute of `pythonapi` has one signature for all libraries, and fsspec sets another one.
+_new_bytes = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
 """Returns bytes to be written; `bytes(size)` would clear them first."""
-_new_bytes.argtypes, _new_bytes.restype = (ctypes.c_char_p, ctypes.c_ssize_t), ctypes.py_object
 
 
 async def compute_message(size: int, buffers: Iterable[Buffer]) -> bytes:

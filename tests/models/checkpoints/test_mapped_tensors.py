@@ -57,6 +57,12 @@ def test_tensor_at_odd_byte_is_read(tmp_path: Path) -> None:
         assert np.array_equal(found, content.reshape(2, 3))
 
 
+def test_null_metadata_is_accepted_like_library(tmp_path: Path) -> None:
+    weights = write(tmp_path / "f", {"__metadata__": None, "a": entry("U8", [1], 0, 1)}, b"1")
+    with safe_open(tmp_path / "f", framework="pt") as library:
+        assert weights.get("a", ALL).tolist() == library.get_tensor("a").tolist() == [ord("1")]
+
+
 def test_file_replaced_after_its_header_is_rejected(tmp_path: Path) -> None:
     weights = write(tmp_path / "f", {"a": entry("F32", [2], 0, 8)}, b"\0" * 8)
     mapped = weights.get("a")

@@ -113,6 +113,8 @@ HOSTILE: list[tuple[bytes, str]] = [
     (file({"__metadata__": {"a": 1}}), "metadata-number"),
     (file({"__metadata__": []}), "metadata-list"),
     (file(b'{"\\ud800":%b}' % json.dumps(entry()).encode(), bytes(16)), "half-a-character"),
+    (file({"a": entry(dtype="\ud800")}, bytes(16)), "half-a-character-as-dtype"),
+    (file(b'{"\\ud800":%b,"\\ud800":%b}' % ((json.dumps(entry()).encode(),) * 2), bytes(16)), "half-a-character-twice"),
 ]
 
 
@@ -121,6 +123,7 @@ def test_malformed_safetensors_are_rejected() -> None:
         with pytest.raises(Malformed) as refused:
             read_safetensors(body)
         assert str(refused.value).startswith("body: not a valid safetensors file ("), name
+        assert str(refused.value).isprintable(), name
         assert refused.value.expected.startswith("integer tensors"), name
 
 
