@@ -35,7 +35,7 @@ from preblock.service.codecs.openai import split_identifier
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import Invalid
 from preblock.service.core.settings import LiveSettings, Settings, read_aliases, split_list
-from preblock.service.core.system import return_growth, usable_cores, use_single_arena
+from preblock.service.core.system import bound_free_memory, usable_cores, use_single_arena
 from preblock.service.core.tasks import start_task
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
@@ -203,7 +203,7 @@ async def _run(
         engine.control.watch_references,
         partial(streams.watch_keys, engine.repository.access),
         engine.settings.watch,
-        return_growth,
+        bound_free_memory,
     )
     await engine.control.join()
     tasks = [start_task(work) for work in background]

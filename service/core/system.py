@@ -94,7 +94,7 @@ def return_free_memory() -> None:
         LIBC.malloc_trim(0)
 
 
-async def return_growth() -> None:
+async def bound_free_memory() -> None:
     """Keep free memory for reuse, and return it to the system whenever memory has grown, until cancelled.
 
     Connections take memory that no limit counts, such as the buffers of TLS handshakes. glibc would return the memory

@@ -90,7 +90,7 @@ def test_padded_row_token_by_token_equals_one_pass(engine: Engine, name: str) ->
     whole, offset = embed(engine, name, ids, mask, np.array([0])), np.zeros(4, np.int64)
     for column, expected in enumerate(whole.arrays["embeddings"].reshape(4, 5, 4).swapaxes(0, 1)):
         step = embed(engine, name, ids[:, column : column + 1], mask[:, column : column + 1], offset)
-        np.testing.assert_array_equal(step.tensors["embeddings"][:, 0], expected)
+        np.testing.assert_array_equal(step.arrays["embeddings"][:, 0], expected)
         offset = step.next_offset
     np.testing.assert_array_equal(offset, mask.sum(1))
 

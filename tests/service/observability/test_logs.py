@@ -118,6 +118,14 @@ def test_logged_ids_are_grouped_by_rows_and_logged_once(caplog: pytest.LogCaptur
     assert [vars(line)["ids"] for line in caplog.records[:2]] == [" [[0, 1], [], [2]]", ""]
 
 
+def test_start_and_stop_are_logged_once(models: Path) -> None:
+    options = "--log-format", "json", "--workers", "2"
+    messages = [json.loads(line)["message"] for line in said(models, lambda *_: None, *options, level="info")]
+    opened = [message for message in messages if message.startswith("model gpt version 1 opened, on ")]
+    others = [message.partition(":")[0] for message in messages if not message.startswith("model ")]
+    assert (len(opened), sorted(others)) == (1, ["started", "stopped", "stopping"])
+
+
 def test_unread_log_pipe_does_not_block(models: Path) -> None:
     """The pipe takes 64 KiB and the service keeps a mebibyte; a line with ids has some 10 kB."""
     port = str(free_port())
