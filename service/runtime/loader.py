@@ -1,6 +1,9 @@
 """Loads an artifact: checks it, opens its graphs, and runs each once."""
 
+import atexit
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -146,6 +149,19 @@ def _compare_tensors(graph: str, side: str, declared: tuple[Tensor, ...], found:
 
 OPEN_TIMEOUT_SECONDS = 60.0
 """The largest published tables open in a few seconds: onnxruntime maps them."""
+END_SECONDS = 5.0
+"""Longest wait for opening graphs at the end of the process."""
+OPENING = "open "
+"""Begins the name of a thread that opens graphs."""
+
+
+@atexit.register
+def _finish_opening() -> None:
+    """Wait for threads within onnxruntime: the end of the interpreter would abort the process there."""
+    with suppress(SystemExit, KeyboardInterrupt):
+        for thread in threading.enumerate():
+            if thread.name.startswith(OPENING):
+                thread.join(END_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +226,7 @@ class ModelLoader:
         work = partial(_open, folder, manifest, provider, self.threads, self.gpu_mem_limit_bytes)
         # Nothing can stop onnxruntime: after the timeout, the thread works on, and its result is dropped.
         try:
-            return start_thread(work, f"open {title}").result(seconds)
+            return start_thread(work, f"{OPENING}{title}").result(seconds)
         except TimeoutError:
             got, allowed = f"more than {seconds:g} s", f"at most {seconds:g} s"
             message = f"the graphs did not open and run within {seconds:g} s"

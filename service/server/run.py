@@ -94,11 +94,12 @@ def _serve_in_process(settings: Settings, bound: Bound, announce: Callable[[Mode
     engine = create_engine(settings)
     app = create_app(settings, engine, allowed_hosts(settings, bound.socket))
     models = _log_models(engine)
-    # uvicorn raises its stop signal again.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
-    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     server = _Server(configure(settings, app), settings.header_timeout_seconds, bound.listen, partial(announce, models))
+    # uvicorn takes over SIGTERM and SIGINT, and raises its stop signal again at the end.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, server.stop_early)
+    signal.signal(signal.SIGHUP, lambda *_: None)
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     _enable_garbage_collection()
     server.run(sockets=[bound.socket])
 
@@ -185,6 +186,10 @@ class _Server(Server):
     ) -> None:
         super().__init__(config, handshake_timeout_seconds, listen)  # uvloop would not report an address in use
         self._announce = announce
+
+    def stop_early(self, _number: int, _frame: FrameType | None) -> None:
+        """End the server after its start, at a signal before uvicorn handles signals."""
+        self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Finish requests in flight; at a second signal, exit at once."""

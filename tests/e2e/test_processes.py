@@ -131,10 +131,11 @@ def test_interrupt_during_startup_of_workers_prints_no_traceback(tiny_repository
     assert "Traceback" not in errors
 
 
-@BOTH
-def test_sigterm_during_startup_stops_server(many: Path, tmp_path: Path, workers: str) -> None:
+@pytest.mark.parametrize(("workers", "seconds"), [*(("1", n / 20) for n in range(6)), ("2", 0.0), ("2", 0.2)])
+def test_sigterm_during_startup_stops_server(many: Path, tmp_path: Path, workers: str, seconds: float) -> None:
     with starting(many, "--workers", workers, "--uds", str(tmp_path / "socket")) as (_, process):
         wait_until(lambda: list(tmp_path.iterdir()), pause=0.001)  # the models are being opened
+        time.sleep(seconds)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert not list(tmp_path.iterdir())
