@@ -129,11 +129,6 @@ class DecodeMessage:
     number: int = 0
     digest: bytes = b""
 
-    @property
-    def name(self) -> str:
-        """The name of the operation."""
-        return self.operation.name if isinstance(self.operation, RowsOp) else STEP
-
 
 def offsets_after(operation: RowsOp, running: Int64, limit: int, max_rows: int) -> Int64:
     """Return the offsets of the rows after an operation.

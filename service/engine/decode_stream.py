@@ -93,7 +93,7 @@ class DecodeState:
         return decode_ops.RunningRows(self.offset, None if self.histories is None else self.histories.context)
 
     async def do(self, message: decode_ops.DecodeMessage, record: RequestRecord) -> EmbedResult | None:
-        """Execute a message, and return the vectors of a step, or None for another operation.
+        """Execute a message, and return the vectors of a step, or None for another operation. `record` gets its name.
 
         A client may repeat the last numbered message until another message changes an offset. The repeated message has
         the same response, and changes nothing.
@@ -102,7 +102,9 @@ class DecodeState:
             ClientFault: the message is not allowed; the state is unchanged.
 
         """
-        operation, repeated = message.operation, self._repeats(message)
+        operation = message.operation
+        record.operation = operation.name if isinstance(operation, decode_ops.RowsOp) else decode_ops.STEP
+        repeated = self._repeats(message)
         if isinstance(operation, PartsRequest):
             operation = await self.assemble(operation)
         before, histories = self.offset, self.histories

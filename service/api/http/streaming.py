@@ -93,7 +93,6 @@ class DecodeSession:
                 number = decode_json.read_number(document)
                 read = partial(decode_json.read_message, document, number, text, indices)
                 message = await engine.scheduler.run(len(text), read, text=True)
-                record.operation = message.name
                 answer = await stream.do(message, record)
                 if answer is None:
                     written = decode_json.write_state(stream.running, number)
@@ -121,7 +120,6 @@ class DecodeSession:
                 indices, history = stream.model.manifest.indices, stream.history
                 read = partial(decode_frames.read_frame, frame, indices, history)
                 message = await engine.scheduler.run(len(frame), read)
-                record.operation = message.name
                 answer = await stream.do(message, record)
                 if answer is None:
                     written = decode_frames.write_state(stream.running, number)
@@ -384,7 +382,7 @@ async def _write_events(engine: Engine, stream: DecodeState, feed: decode_json.F
     for step in split_step(rows, feed.chunk):
         # The limits hold for the request, not for each of its chunks.
         with engine.admission.request("decode", limited=False) as record, stream.attempt():
-            record.model, record.operation, record.copies = stream.model.name, STEP, TEXT_COPIES
+            record.model, record.copies = stream.model.name, TEXT_COPIES
             answer = await stream.do(DecodeMessage(step), record)
             assert answer is not None
             write = partial(decode_json.write_answer, answer, feed.encoding, 0)
