@@ -1,9 +1,10 @@
 """Measure how many small faults in the sources the tests notice: `make mutants`.
 
 A mutant is the source with one changed operator, condition, number or statement. A seeded sample of all of them is
-tested in copies of the tree, in three passes: by the tests of the mirrored folder, files with the name of the module
-first; the survivors by the tests that run the changed line; a few survivors of these by all tests. The tests kill a
-mutant if one of them fails, and passes without the change.
+tested in copies of the tree, in three passes. One run of all tests records first which tests run each line. A mutant
+meets the tests of its mirrored folder that run its line, the survivors every other test that does so. A few survivors
+of these meet all tests, in one run with all these changes at once; each test that fails there is tried with each of
+them. The tests kill a mutant if one of them fails, and passes without the change.
 """
 
 import argparse
@@ -19,9 +20,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import count, islice
 from pathlib import Path
@@ -35,11 +36,11 @@ from tests.support.mutations import Mutant, Mutator
 from tests.support.paths import ROOT
 
 PACKAGES = ("service/engine", "service/codecs", "service/core", "service/server", "service/api", "models", "export")
-TEST_SECONDS = 300
+TEST_SECONDS = 120
 RUN_SECONDS = 7200
 """Longest run of the tests for one mutant. A mutant without end counts as killed."""
-MAX_LINE_TESTS = 500
-"""Tests of one line. Lines that run at import have thousands."""
+MAX_LINE_TESTS = 200
+"""Tests of one line outside the mirrored folder."""
 CONTEXTS = ROOT / "build/contexts"
 COVERAGE = f"""[run]
 data_file = {CONTEXTS}/.coverage
@@ -96,14 +97,12 @@ def compiles(mutant: Mutant) -> bool:
     return True
 
 
-def mirrored_tests(mutant: Mutant) -> list[str]:
-    """Return the test files in the folder of a source file, files with the name of its module first."""
-    path = Path(mutant.file)
-    folder = ROOT / "tests" / path.parent
+def mirrored_folder(mutant: Mutant) -> Path:
+    """Return the folder of the tests of a source file."""
+    folder = ROOT / "tests" / Path(mutant.file).parent
     while not folder.exists():
         folder = folder.parent
-    files = sorted(folder.rglob("test_*.py"), key=lambda file: (not file.name.startswith(f"test_{path.stem}"), file))
-    return [str(file.relative_to(ROOT)) for file in files]
+    return folder
 
 
 class LineTests:
@@ -124,17 +123,40 @@ class LineTests:
         self._data = measurement.get_data()
         self._users = json.loads((CONTEXTS / "fixtures.json").read_text(encoding="utf-8"))
 
-    def of(self, mutant: Mutant) -> list[str]:
-        """Return the tests of the statement that holds the mutant."""
-        statements = [node for node in ast.walk(ast.parse(read(mutant.file))) if isinstance(node, ast.stmt)]
-        around = [node.lineno for node in statements if node.lineno <= mutant.line <= (node.end_lineno or 0)]
-        contexts: set[str] = set()
+    def inside(self, mutant: Mutant) -> list[str]:
+        """Return the tests of the mirrored folder that run the mutant, files with the name of its module first."""
+        folder, stem = mirrored_folder(mutant), Path(mutant.file).stem
+        if self._lines(mutant) is None:
+            files = (str(file.relative_to(ROOT)) for file in folder.rglob("test_*.py"))
+            return sorted(files, key=lambda file: (f"/test_{stem}" not in file, file))
+        prefix = f"{folder.relative_to(ROOT)}/"
+        tests = (test for test in self._of(mutant) if test.startswith(prefix))
+        return sorted(tests, key=lambda test: (f"/test_{stem}" not in test, test))
+
+    def outside(self, mutant: Mutant) -> list[str]:
+        """Return the other tests that run the mutant."""
+        prefix = f"{mirrored_folder(mutant).relative_to(ROOT)}/"
+        tests = (test for test in self._of(mutant) if not test.startswith(prefix))
+        return sorted(sorted(tests, key=rank)[:MAX_LINE_TESTS])
+
+    def _of(self, mutant: Mutant) -> set[str]:
+        """Return the tests that run the statement of a mutant, or a line of its file if it runs at import."""
+        lines, contexts = self._lines(mutant), set[str]()
         for file in self._data.measured_files():
             if file.endswith(f"/{mutant.file}"):
                 by_line = self._data.contexts_by_lineno(file)
-                contexts = {name for line in range(max(around), mutant.line + 1) for name in by_line.get(line, ())}
-        tests = {test for context in contexts for test in self._users.get(context, [context]) if test}
-        return sorted(sorted(tests, key=rank)[:MAX_LINE_TESTS])
+                contexts = {name for line in by_line if lines is None or line in lines for name in by_line[line]}
+        return {test for context in contexts for test in self._users.get(context, [context]) if test}
+
+    @staticmethod
+    def _lines(mutant: Mutant) -> range | None:
+        """Return the lines of the statement that holds a mutant, None if it runs once, at import."""
+        statements = [node for node in ast.walk(ast.parse(read(mutant.file))) if isinstance(node, ast.stmt)]
+        around = [node for node in statements if node.lineno <= mutant.line <= (node.end_lineno or 0)]
+        functions = [node for node in around if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        if not any(node.body[0].lineno <= mutant.line for node in functions):
+            return None
+        return range(max(node.lineno for node in around), mutant.line + 1)
 
 
 class Tree:
@@ -159,14 +181,31 @@ class Tree:
         """Return the test that kills a mutant, None if it survives, and whether the test ran out of time."""
         ignored: list[str] = []
         while True:
-            self._write(mutant.file, mutant.apply(read(mutant.file)))
-            try:
-                killer, output = self.run(["-x", "-n0", *tests, *(f"--deselect={test}" for test in ignored)])
-            finally:
-                self._write(mutant.file, read(mutant.file))
+            with self._changed([mutant]):
+                failed, output = self.run(["-x", "-n0", *tests, *(f"--deselect={test}" for test in ignored)])
+            killer = failed[0] if failed else None
             if killer is None or "::" not in killer or self._passes(killer):
                 return {"killer": killer, "timeout": killer is not None and "from pytest-timeout" in output}
             ignored.append(killer)
+
+    def notice(self, mutants: list[Mutant], jobs: int) -> list[str]:
+        """Return the tests that fail with several mutants at once. Two of them may not overlap."""
+        with self._changed(mutants):
+            return self.run(["-n", str(jobs), "--dist", "worksteal", "tests"])[0]
+
+    @contextmanager
+    def _changed(self, mutants: list[Mutant]) -> Iterator[None]:
+        sources = {mutant.file: read(mutant.file) for mutant in mutants}
+        changed = dict(sources)
+        for mutant in sorted(mutants, key=lambda mutant: -mutant.begin):
+            changed[mutant.file] = mutant.apply(changed[mutant.file])
+        for file in sources:
+            self._write(file, changed[file])
+        try:
+            yield
+        finally:
+            for file in sources:
+                self._write(file, sources[file])
 
     def _write(self, file: str, source: str) -> None:
         (self.folder / file).write_text(source, encoding="utf-8")
@@ -175,11 +214,11 @@ class Tree:
 
     def _passes(self, test: str) -> bool:
         if test not in self._sound:
-            self._sound[test] = self.run(["-x", "-n0", test])[0] is None
+            self._sound[test] = not self.run(["-x", "-n0", test])[0]
         return self._sound[test]
 
-    def run(self, arguments: list[str], **variables: str) -> tuple[str | None, str]:
-        """Run tests, and return the first that fails and the output. Without a name there is a reason in its place."""
+    def run(self, arguments: list[str], **variables: str) -> tuple[list[str], str]:
+        """Run tests, and return those that fail and the output. Without names there is a reason in their place."""
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}", "-rfE"]
         environment = os.environ | {"PYTHONPATH": str(self.folder)} | variables
         with (
@@ -196,27 +235,19 @@ class Tree:
             try:
                 status = process.wait(RUN_SECONDS)
             except subprocess.TimeoutExpired:
-                return "no end", "from pytest-timeout"
+                return ["no end"], "from pytest-timeout"
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             output.seek(0)
             text = output.read()
         if status in (0, 5):  # 5: there is no test
-            return None, text
-        if failed := re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", text, re.MULTILINE):
-            return failed[1], text
+            return [], text
+        if failed := re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", text, re.MULTILINE):
+            return failed, text
         if status == 4 and "ImportError while loading conftest" not in text:  # there is no such test
-            return None, text
-        return f"pytest ended with {status}", text
-
-
-def read_lines(file: Path | None) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the lines of an output, by mutant and pass."""
-    if file is None or not file.exists():
-        return {}
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    return {(line["name"], line["pass"]): line for line in lines}
+            return [], text
+        return [f"pytest ended with {status}"], text
 
 
 class Measurement:
@@ -228,7 +259,9 @@ class Measurement:
             self._output.unlink(missing_ok=True)
             shutil.rmtree(CONTEXTS, ignore_errors=True)
         self._output.parent.mkdir(parents=True, exist_ok=True)
-        self._done, self._known = read_lines(self._output), read_lines(options.known)
+        self._output.touch()
+        lines = [json.loads(line) for line in self._output.read_text(encoding="utf-8").splitlines()]
+        self._done: dict[tuple[str, str], dict[str, Any]] = {(line["name"], line["pass"]): line for line in lines}
         self._trees: Queue[Tree] = Queue()
         for number in range(options.jobs):
             self._trees.put(Tree(place / str(number)))
@@ -244,16 +277,21 @@ class Measurement:
         print(f"{stage}: {len(lines) - len(left)} of {len(lines)} mutants killed, {late} by a timeout")  # noqa: T201
         return left
 
+    def last(self, mutants: dict[str, Mutant]) -> None:
+        """Test mutants by all tests: by those of them that fail with all these mutants at once."""
+        failed: list[str] = []
+        if any((name, "all") not in self._done for name in mutants):
+            tree = self._trees.get()
+            failed = tree.notice(list(mutants.values()), self._jobs)
+            self._trees.put(tree)
+        self.survivors(mutants, "all", lambda mutant: failed)  # noqa: ARG005
+
     def _test(self, name: str, mutant: Mutant, stage: str, choose: Callable[[Mutant], list[str]]) -> dict[str, Any]:
         if (name, stage) in self._done:
             return self._done[name, stage]
-        known = self._known.get((name, stage), {}).get("killer") or ""
-        begin, tree = time.monotonic(), self._trees.get()
+        begin, tests, tree = time.monotonic(), choose(mutant), self._trees.get()
         try:
-            result = tree.kill(mutant, [known]) if "::" in known else {"killer": None, "timeout": False}
-            tests = choose(mutant) if result["killer"] is None else []
-            if tests:
-                result = tree.kill(mutant, tests)
+            result = tree.kill(mutant, tests) if tests else {"killer": None, "timeout": False}
         finally:
             self._trees.put(tree)
         line = {"name": name, "pass": stage, **result, "seconds": round(time.monotonic() - begin), **asdict(mutant)}
@@ -270,16 +308,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="mutants tested at once")
     parser.add_argument("--everything", type=int, default=20, help="survivors tested by all tests")
     parser.add_argument("--output", type=Path, default=ROOT / "build/mutants.jsonl", help="one line for each mutant")
-    parser.add_argument("--known", type=Path, help="output of an earlier run: its killers are tried first")
     parser.add_argument("--again", action="store_true", help="forget the output; without this, an earlier run goes on")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         measurement = Measurement(options, Path(place))
         sample = draw(find_mutants(), options.count, options.seed)
-        survivors = measurement.survivors(sample, "folder", mirrored_tests)
-        survivors = measurement.survivors(survivors, "line", LineTests(options.jobs).of)
-        drawn = sorted(survivors, key=lambda name: rank(name, options.seed))[: options.everything]
-        measurement.survivors({name: survivors[name] for name in drawn}, "all", lambda mutant: ["tests"])  # noqa: ARG005
+        tests = LineTests(options.jobs)
+        survivors = measurement.survivors(sample, "folder", tests.inside)
+        survivors = measurement.survivors(survivors, "line", tests.outside)
+        by_line = {(mutant.file, mutant.line): name for name, mutant in survivors.items()}  # so that none overlap
+        drawn = sorted(by_line.values(), key=lambda name: rank(name, options.seed))[: options.everything]
+        measurement.last({name: survivors[name] for name in drawn})
 
 
 if __name__ == "__main__":
