@@ -145,7 +145,7 @@ class LineTests:
         for file in self._data.measured_files():
             if file.endswith(f"/{mutant.file}"):
                 by_line = self._data.contexts_by_lineno(file)
-                contexts = {name for line in by_line if lines is None or line in lines for name in by_line[line]}
+                contexts |= {name for line in by_line if lines is None or line in lines for name in by_line[line]}
         return {test for context in contexts for test in self._users.get(context, [context]) if test}
 
     @staticmethod
