@@ -39,9 +39,10 @@ PACKAGES = ("service/engine", "service/codecs", "service/core", "service/server"
 TEST_SECONDS = 120
 RUN_SECONDS = 1800
 """Longest run of the tests for one mutant. A mutant without end counts as killed."""
-MAX_LINE_TESTS = 100
-"""Tests of one line outside the mirrored folder."""
 SLOW = tuple(f"tests/{folder}/" for folder in ("clients", "data", "deploy", "e2e", "families", "reliability"))
+"""Folders of `make test-long`."""
+MAX_SLOW_TESTS = 30
+"""Most tests of these folders for one line."""
 CONTEXTS = ROOT / "build/contexts"
 COVERAGE = f"""[run]
 data_file = {CONTEXTS}/.coverage
@@ -137,8 +138,9 @@ class LineTests:
     def outside(self, mutant: Mutant) -> list[str]:
         """Return the other tests that run the mutant."""
         prefix = f"{mirrored_folder(mutant).relative_to(ROOT)}/"
-        tests = (test for test in self._of(mutant) if not test.startswith(prefix))
-        return sorted(sorted(tests, key=rank)[:MAX_LINE_TESTS], key=lambda test: (test.startswith(SLOW), test))
+        tests = {test for test in self._of(mutant) if not test.startswith(prefix)}
+        slow = {test for test in tests if test.startswith(SLOW)}
+        return [*sorted(tests - slow), *sorted(sorted(slow, key=rank)[:MAX_SLOW_TESTS])]
 
     def _of(self, mutant: Mutant) -> set[str]:
         """Return the tests that run the statement of a mutant, or a line of its file if it runs at import."""

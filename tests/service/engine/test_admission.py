@@ -23,6 +23,18 @@ def test_rejected_request_does_not_count_for_rate() -> None:
         limits.leave()
 
 
+def test_ended_request_makes_room_for_one() -> None:
+    limits = Limits(live_settings(max_concurrent_requests=2))
+    for _ in range(3):
+        limits.enter()
+        with limits.extend():
+            limits.leave()
+    limits.enter()
+    limits.enter()
+    with pytest.raises(Unavailable, match="the limit of 2 requests at a time"):
+        limits.enter()
+
+
 def times(per_second: float, moments: list[float]) -> list[int | None]:
     """Return `retry_after` for requests at these moments, None for an accepted one."""
     limits, found = Limits(live_settings()), list[int | None]()
