@@ -96,8 +96,12 @@ def bias(model: str, version: int | None, **options: Any) -> Call[Vectors]:
 
 
 def list_names() -> Call[list[str]]:
-    """Return the call for the names of the ready models."""
-    return Call("GET", "/models", lambda body: [str(model["name"]) for model in json.loads(body) if model["ready"]])
+    """Return the call for the names of the ready models, without aliases that no path can hold."""
+    return Call("GET", "/models", lambda body: [name for name in _ready_names(body) if "/" not in name])
+
+
+def _ready_names(body: bytearray) -> list[str]:
+    return [str(model["name"]) for model in json.loads(body) if model["ready"]]
 
 
 def describe(name: str, version: int | None) -> Call[Model]:

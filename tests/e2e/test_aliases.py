@@ -108,6 +108,11 @@ def test_native_and_openai_apis_accept_alias(aliased: Server) -> None:
             assert (by_alias.data, by_alias.model) == (by_name.data, name.partition(":")[0])
 
 
+def test_client_lists_models_and_aliases_without_slash(aliased: Server) -> None:
+    with preblock.connect(aliased.address) as client:
+        assert [model.name for model in client.models()] == ["bert", "embeddings", "gpt", "sentences"]
+
+
 def test_decode_stream_of_alias_matches_model_bit_for_bit(aliased: Server) -> None:
     with preblock.connect(aliased.address) as client:
         steps = []
