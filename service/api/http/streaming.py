@@ -7,7 +7,7 @@ Letters: R rows of the stream.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from functools import partial
 from time import perf_counter
 from typing import Any, Literal
@@ -220,6 +220,9 @@ class StreamResponse(Response):
         answers: source of the answers.
         write_event: writes the close message, an `error` or `closing` event.
 
+    Raises:
+        Unavailable: too many streams are open.
+
     """
 
     def __init__(
@@ -227,20 +230,16 @@ class StreamResponse(Response):
     ) -> None:
         super().__init__(media_type=media, headers=HEADERS)
         del self.headers["Content-Length"]
-        self._streams, self._running = streams, running
-        self._answers, self._write_event = answers, write_event
+        self._running, self._answers, self._write_event = running, answers, write_event
+        self._stack = ExitStack()
+        self._lifetime = self._stack.enter_context(streams.open())  # here, so that the request records a refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI passes it
-        """Send the answers until they end, the client leaves, or the stream reaches a limit.
-
-        Raises:
-            Unavailable: too many streams are open.
-
-        """
-        last, context = b"", CURRENT_REQUEST.get()
+        """Send the answers until they end, the client leaves, or the stream reaches a limit."""
+        last, context, lifetime = b"", CURRENT_REQUEST.get(), self._lifetime
         # The client's view: an answer without delivery has changed nothing.
         sent = self._running
-        with self._streams.open() as lifetime:
+        with self._stack:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if context is not None:
                 context.on_disconnect = partial(lifetime.end, "left")
@@ -269,7 +268,7 @@ def _body(content: bytes, more: bool = True) -> Message:
 
 
 def answer_lines(streams: StreamRegistry, session: DecodeSession) -> StreamResponse:
-    """Return the response with an answer for each line of the request body."""
+    """Return the response with an answer for each line of the request body; raise Unavailable as `StreamResponse`."""
 
     async def answers(lifetime: StreamLifetime, receive: Receive) -> Answers:
         limits = session.engine.limits
@@ -345,6 +344,7 @@ async def answer_events(
 
     Raises:
         ClientFault: the request, or its first chunk, is not allowed.
+        Unavailable: as `StreamResponse`.
 
     """
     indices = model.manifest.indices

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from websockets import ConnectionClosed
+from websockets import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.service.api.http.streaming.frames import CLOSING, PING, REWIND, head, operation, step
@@ -145,6 +145,23 @@ def test_disconnect_frees_stream_before_its_idle_timeout(model_server: Server) -
                 client.recv(1)
                 wait_for_streams(http, 1)
             wait_for_streams(http, 0)
+
+
+def test_refused_stream_counts_as_unavailable(tiny_repository: Path) -> None:
+    with (
+        serve(tiny_repository, "--max-concurrent-streams", "1") as server,
+        connect(f"{server.socket}/models/gpt/decode"),
+        httpx.Client(base_url=server.address) as http,
+    ):
+        for accept in ("application/x-ndjson", "text/event-stream"):
+            headers = {"Accept": accept, "Content-Type": accept.replace("text/event-stream", "application/json")}
+            refused = http.post("/models/gpt/decode", headers=headers, content=b'{"input_ids": [1]}')
+            assert refused.status_code == 503
+        with pytest.raises(InvalidStatus):
+            connect(f"{server.socket}/models/gpt/decode")
+        counts = read_metrics(http)
+        found = [counts["preblock_requests_total", "gpt", outcome, "decode-open"] for outcome in ("Unavailable", "ok")]
+        assert found == [3, 1]
 
 
 def test_shutdown_sends_offsets_to_every_stream(tiny_repository: Path) -> None:
