@@ -93,8 +93,13 @@ def _serve_on(bound: Bound, settings: Settings, announce: Announce) -> None:
 def _serve_in_process(settings: Settings, bound: Bound, announce: Callable[[Models], None]) -> None:
     engine = create_engine(settings)
     app = create_app(settings, engine, allowed_hosts(settings, bound.socket))
-    models = _log_models(engine)
-    server = _Server(configure(settings, app), settings.header_timeout_seconds, bound.listen, partial(announce, models))
+    # No variable of this frame may hold the models: it would keep replaced versions open.
+    server = _Server(
+        configure(settings, app),
+        settings.header_timeout_seconds,
+        bound.listen,
+        partial(announce, _log_models(engine)),
+    )
     # uvicorn takes over SIGTERM and SIGINT, and raises its stop signal again at the end.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.stop_early)
@@ -201,6 +206,7 @@ class _Server(Server):
         """Begin to accept connections."""
         await super().startup(sockets)
         self._announce()
+        del self._announce  # with its models
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish requests in flight."""

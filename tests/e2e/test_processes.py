@@ -269,6 +269,22 @@ def test_parent_closes_models_once_workers_serve(model_repository: Path) -> None
         wait_until(lambda: not mapped(server.pid))
 
 
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_unload_closes_model_opened_at_the_start(model_repository: Path, count: str) -> None:
+    options = "--model-control", "explicit", "--load-model", "wordllama", "--load-model", "minilm", "--workers", count
+    with serve(model_repository, *options) as server:
+
+        def mapped(model: str) -> bool:
+            """Return whether a process of the service has files of a model open."""
+            processes = (server.pid, *workers(server.pid))
+            return any(f"/{model}/" in Path(f"/proc/{pid}/maps").read_text() for pid in processes)
+
+        assert mapped("minilm")
+        httpx.post(f"{server.address}/v2/repository/models/minilm/unload", json={}, timeout=60).raise_for_status()
+        wait_until(lambda: not mapped("minilm"))
+        assert mapped("wordllama")
+
+
 def test_request_ids_are_unique_and_name_worker(two: Server) -> None:
     asked = [httpx.get(f"{two.address}/readyz", timeout=60).headers["X-Request-Id"] for _ in range(40)]
     assert len(set(asked)) == len(asked)
