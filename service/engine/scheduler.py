@@ -62,14 +62,15 @@ class MicroBatch(Generic[ItemT, ResultT]):
         return number
 
     def leave(self, number: int) -> None:
-        """Remove an item."""
+        """Remove an item. A batch without items would keep its model open."""
         del self._items[number]
+        if not self._items:
+            self._close()
 
     def result(self, number: int) -> ResultT:
         """Return the result of an item, in the next event-loop iteration. The first call runs all items."""
         if self._results is None:
-            if self._batches.get(self._key) is self:
-                del self._batches[self._key]
+            self._close()
             if len(self._items) == 1:
                 return self._run([*self._items.values()])[0]
             self._results = self._run_all()
@@ -77,6 +78,11 @@ class MicroBatch(Generic[ItemT, ResultT]):
         if isinstance(result, Exception):
             raise result
         return result
+
+    def _close(self) -> None:
+        """Take no further items."""
+        if self._batches.get(self._key) is self:
+            del self._batches[self._key]
 
     def _run_all(self) -> dict[int, ResultT | Exception]:
         """Return the result of each item by its number; if the batch fails, each item runs alone."""

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -194,3 +195,18 @@ def test_cancelled_request_does_not_affect_others(scheduler: Scheduler) -> None:
         runs: list[list[int]] = []
         asyncio.run(scenario(cancelled, runs))
         assert runs == [*ran, [9]]
+
+
+def test_cancelled_requests_leave_no_model_open(scheduler: Scheduler) -> None:
+    async def scenario() -> "weakref.ref[Callable[[list[int]], list[int]]]":
+        run = doubled([])
+        tasks = [asyncio.create_task(scheduler.run_batched("a", 1, number, run)) for number in range(2)]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return weakref.ref(run)
+
+    found = asyncio.run(scenario())
+    gc.collect()
+    assert found() is None
