@@ -137,7 +137,8 @@ class BodyMemory:
         while self._waiting:
             size, admitted = self._waiting[0]
             if not admitted.cancelled():
-                if self._reserved + size > self._capacity:
+                # The limit may have been higher when the wait began.
+                if self._reserved and self._reserved + size > self._capacity:
                     return
                 self._reserved += size
                 admitted.set_result(None)

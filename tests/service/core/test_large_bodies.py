@@ -66,6 +66,18 @@ async def test_wait_over_queue_timeout_is_rejected() -> None:
     assert await bodies.reserve(BODY) == BODY
 
 
+@in_loop
+async def test_wait_ends_under_a_lower_limit() -> None:
+    settings, largest = live_settings(max_buffered_response_bytes=2**26), MAX_LARGEST_BODIES * 2**26
+    responses = ResponseMemory(settings)
+    held = await responses.reserve(largest)
+    waiting = asyncio.create_task(responses.reserve(largest))
+    assert await waits(waiting)
+    settings.use(settings.current.model_copy(update={"max_buffered_response_bytes": 2**23}))
+    responses.release(held)
+    assert await asyncio.wait_for(waiting, 1) == largest
+
+
 @pytest.mark.parametrize("admitted", [False, True])
 @in_loop
 async def test_cancelled_wait_leaves_memory_to_others(admitted: bool) -> None:
