@@ -22,6 +22,8 @@ from preblock.service.runtime.model import EncoderStem, TokenModel
 
 NO_ROWS = RunningRows(np.empty(0, np.int64))
 ID = "parameters.sequence_id"
+CHECK_SECONDS = 1.0
+"""Longest time between two searches for idle sequences."""
 
 
 class SequenceKey(NamedTuple):
@@ -184,12 +186,12 @@ class SequenceStore:
             self._release_idle()
 
     def _release_idle(self) -> None:
-        """Release timed-out sequences, and set the timer for the next sequence."""
+        """Release timed-out sequences, and set the timer for the next search: the timeout may change before."""
         loop, self._timer = asyncio.get_running_loop(), None
         for key, slot in tuple(self._slots.items()):
             end = slot.since + self._all.settings.current.sequence_idle_timeout_seconds
             if end > loop.time():
-                self._timer = loop.call_at(end, self._release_idle)
+                self._timer = loop.call_at(min(end, loop.time() + CHECK_SECONDS), self._release_idle)
                 return
             self._release(key)
 

@@ -232,6 +232,18 @@ def test_only_the_idle_sequence_times_out(sequence_engine: Engine) -> None:
     run(sequence_engine, test, sequence_idle_timeout_seconds=200)
 
 
+def test_shorter_timeout_ends_sequences_of_before(sequence_engine: Engine) -> None:
+    async def test(sequences: Sequences, room: SequenceStore, model: TokenModel) -> None:
+        await ask(room, model, [1], SequenceRef(5, start=True))
+        settings = sequences.settings
+        settings.use(settings.current.model_copy(update={"sequence_idle_timeout_seconds": 2}))
+        await ask(room, model, [1], SequenceRef(6, start=True))
+        await asyncio.sleep(4)
+        assert where(room) == {}
+
+    run(sequence_engine, test, sequence_idle_timeout_seconds=600)
+
+
 def test_cancelled_request_leaves_no_sequence(sequence_engine: Engine) -> None:
     async def test(sequences: Sequences, room: SequenceStore, model: TokenModel) -> None:
         async def never() -> None:
