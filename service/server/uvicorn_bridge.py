@@ -275,6 +275,18 @@ class Exchange(RequestResponseCycle):
 
     is_cut = False
 
+    async def run_asgi(self, app: Any) -> None:
+        """Run the application. If the end of the server cancels it, close the connection; that is no error."""
+
+        async def run(*channel: Any) -> None:
+            try:
+                await app(*channel)
+            except asyncio.CancelledError:
+                self.disconnected = True  # else uvicorn would answer with status 500
+                self.transport.close()
+
+        await super().run_asgi(run)
+
     async def receive(self) -> Any:
         """Receive a chunk of the body. After the last chunk of a cut body, report a disconnect."""
         if self.is_cut and not self.body:

@@ -266,6 +266,8 @@ class WebSocket(asyncio.Protocol):
         app: Any = self._shared.config.loaded_app
         try:
             await app(scope, receive if messages is None else partial(messages.receive, receive), send_and_record)
+        except asyncio.CancelledError:  # by the end of the server; uvicorn would log an error
+            self._client.transport.abort()
         finally:
             if self._stage == Stage.ACCEPTED:
                 self._stage = Stage.ENDED

@@ -1,5 +1,6 @@
 """Reloads and the end of a server, by real signals; the servers that all workers of a run share end with the run."""
 
+import json
 import os
 import shutil
 import signal
@@ -8,7 +9,10 @@ import ssl
 import subprocess
 import sys
 import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import repeat
 from pathlib import Path
 
 import grpc
@@ -16,6 +20,7 @@ import httpx
 import pytest
 import trustme
 from tritonclient.grpc import service_pb2, service_pb2_grpc
+from websockets.sync.client import connect
 
 from tests.support.artifacts import make_repository
 from tests.support.connections import dial, http_request
@@ -100,6 +105,24 @@ def test_partial_fast_path_request_is_finished_on_shutdown(models: Path, late: i
         stream.sendall(small[-late:])
         assert read_large(stream) == 4 * WIDTH
         assert server.process.wait(SECONDS) == 0
+
+
+def test_requests_cut_at_shutdown_are_no_errors(models: Path) -> None:
+    """One waits for its body, one for its client to read. `serve` finds tracebacks in the log."""
+    half = http_request("/models/gpt/embed", b"{}", {"Sec-Fetch-Site": "none"})[:-1]
+    with (
+        serve(models, "--shutdown-timeout-seconds", "1") as server,
+        dial(server.address, SECONDS) as body,
+        connect(f"{server.socket}/models/gpt/decode?rows=300", max_size=None) as unread,
+        ThreadPoolExecutor() as threads,
+    ):
+        body.sendall(half)
+        step = json.dumps({"input_ids": [[1]] * 300})
+        threads.submit(lambda: deque(map(unread.send, repeat(step, 600)), maxlen=0))
+        time.sleep(1)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(SECONDS) == 0
+        assert body.recv(1) == b""
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
