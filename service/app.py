@@ -158,12 +158,11 @@ def create_app(settings: Settings, engine: Engine | None = None, hosts: AllowedH
         pages.router("Preblock API", describe, STATIC_DOCUMENTS, settings.has_inspector),
     ):
         app.include_router(router)
-    limits = engine.limits
     return Dispatcher(
         app,
         {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference, ("/v1", "embeddings"): embeddings},
         access=engine.repository.access,
-        services=Services(engine.settings, streams, limits.incoming, limits.responses),
+        services=Services(engine.settings, engine.limits, streams),
         prepared=PreparedRequests(engine.repository),
         count_bytes=engine.metrics.count_bytes,
         trace=None if tracing is None else tracing.trace,

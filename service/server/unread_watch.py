@@ -20,7 +20,7 @@ class UnreadWatch:
     Args:
         transport: of the connection.
         loop: of the connection.
-        services: settings, and the memory of large responses, if the application has any.
+        services: settings, and the memory of large responses.
         held: returns the bytes of that memory that the connection holds.
 
     """
@@ -33,13 +33,13 @@ class UnreadWatch:
         held: Callable[[], int],
     ) -> None:
         self._transport, self._loop, self._held = transport, loop, held
-        self._responses, self._live = services.responses, services.settings
+        self._responses, self._live = services.limits.responses, services.settings
         self._unsent, self._since = 0, 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin to watch, because writing is paused."""
-        if self._responses is not None and self._timer is None:
+        if self._timer is None:
             self._unsent, self._since = -1, self._loop.time()
             self._wait(self._live.current.body_timeout_seconds)
 
@@ -51,7 +51,7 @@ class UnreadWatch:
 
     def _check(self) -> None:
         self._timer = None
-        if self._responses is None or self._transport.is_closing():
+        if self._transport.is_closing():
             return
         now, unsent, seconds = self._loop.time(), self._count_unsent(), self._live.current.body_timeout_seconds
         if unsent != self._unsent or not self._held():

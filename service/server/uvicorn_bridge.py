@@ -33,6 +33,7 @@ from uvicorn.server import ServerState as ServerState
 from preblock.service.api.http.dispatcher import Dispatcher, Services
 from preblock.service.core.errors import PreblockError
 from preblock.service.core.settings import LiveSettings, Settings
+from preblock.service.engine.admission import Limits
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.server.descriptor_reserve import DescriptorReserve
 from preblock.service.server.incoming_request import IncomingRequest
@@ -122,6 +123,7 @@ class ConnectionFactory:
         """Return what the connections of a server share."""
         if self._shared is None or self._shared.server_state is not state:
             app, proxies, loop = config.loaded_app, None, asyncio.get_running_loop()
+            settings = LiveSettings(self._settings)
             if isinstance(app, ProxyHeadersMiddleware):
                 proxies, app = copy(app), app.app
                 proxies.app = _null_app
@@ -133,7 +135,7 @@ class ConnectionFactory:
                 app_state=app_state,
                 loop=loop,
                 dispatcher=dispatcher,
-                services=dispatcher.services or Services(LiveSettings(self._settings)),
+                services=dispatcher.services or Services(settings, Limits(settings)),
                 proxies=proxies,
                 turns=ReadTurns(loop),
                 reserve=DescriptorReserve(loop, connections),

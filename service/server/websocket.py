@@ -227,8 +227,7 @@ class WebSocket(asyncio.Protocol):
         self._stage = Stage.OPENING
         self._closing = self._inner_paused = False
         refuse = partial(self._close_with, TRY_AGAIN_LATER, b"the message came too slowly while others waited")
-        memory = shared.services.incoming
-        self._messages = None if memory is None else MessageMemory(memory, self._update_reading, refuse)
+        self._messages = MessageMemory(shared.services.limits.incoming, self._update_reading, refuse)
         config, state = copy(shared.config), copy(shared.server_state)
         config.loaded_app = self._serve
         state.connections = set()  # else the server would shut it down before the close message
@@ -253,11 +252,10 @@ class WebSocket(asyncio.Protocol):
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application, and record whether it accepts the WebSocket."""
-        messages = self._messages
 
         async def send_and_record(message: Message) -> None:
-            if messages is not None and message["type"] == "websocket.send":
-                messages.answer()
+            if message["type"] == "websocket.send":
+                self._messages.answer()
             await send(message)
             if message["type"] == "websocket.accept":
                 self._stage = Stage.ACCEPTED
@@ -265,14 +263,13 @@ class WebSocket(asyncio.Protocol):
 
         app: Any = self._shared.config.loaded_app
         try:
-            await app(scope, receive if messages is None else partial(messages.receive, receive), send_and_record)
+            await app(scope, partial(self._messages.receive, receive), send_and_record)
         except asyncio.CancelledError:  # by the end of the server; uvicorn would log an error
             self._client.transport.abort()
         finally:
             if self._stage == Stage.ACCEPTED:
                 self._stage = Stage.ENDED
-            if messages is not None:
-                messages.end_message()
+            self._messages.end_message()
 
     def _is_closing(self) -> bool:
         return self._closing or self._client.transport.is_closing()
@@ -300,8 +297,7 @@ class WebSocket(asyncio.Protocol):
         self._watch.stop()
         self._scheduler.end()
         self._inner.connection_lost(exc)
-        if self._messages is not None:
-            self._messages.end()
+        self._messages.end()
 
     def shutdown(self) -> None:
         """Let an open stream send its close message; close any other WebSocket."""
@@ -326,7 +322,7 @@ class WebSocket(asyncio.Protocol):
             self._close_with(TOO_BIG)
         else:
             self._inner.data_received(data)
-            if self._messages is not None and not self._is_closing():
+            if not self._is_closing():
                 self._messages.count(self._frames.received, self._inner.queue.qsize())
 
     def _close_with(self, code: int, reason: bytes = b"") -> None:
@@ -351,7 +347,7 @@ class WebSocket(asyncio.Protocol):
     def _update_reading(self) -> None:
         """Read only after the handshake, while client and application read, and memory for large messages is free."""
         waits = self._inner_paused or not self._writable.is_set() or self._steps.busy
-        if self._stage == Stage.OPENING or waits or (self._messages is not None and self._messages.paused):
+        if self._stage == Stage.OPENING or waits or self._messages.paused:
             self._scheduler.pause()
         else:
             self._scheduler.resume()

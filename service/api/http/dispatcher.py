@@ -24,8 +24,8 @@ from preblock.service.api.prepared import PreparedRequests
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.auth import EVERYBODY, Authenticator
 from preblock.service.core.errors import Misdirected, PreblockError
-from preblock.service.core.large_bodies import IncomingMemory, ResponseMemory
 from preblock.service.core.settings import LiveSettings, split_list
+from preblock.service.engine.admission import Limits
 from preblock.service.observability.context import CURRENT_REQUEST, Begin, Headers, RequestContext
 
 LOG = logging.getLogger(__name__)
@@ -66,16 +66,14 @@ class Services:
 
     Args:
         settings: limits of connections.
+        limits: with the memory of large bodies and responses.
         streams: to end at shutdown; default: none.
-        incoming: memory of large bodies that arrive; default: without a bound.
-        responses: memory of large responses; default: without a bound.
 
     """
 
     settings: LiveSettings
+    limits: Limits
     streams: StreamRegistry | None = None
-    incoming: IncomingMemory | None = None
-    responses: ResponseMemory | None = None
 
 
 def is_public(path: str) -> bool:
