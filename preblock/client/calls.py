@@ -97,11 +97,7 @@ def bias(model: str, version: int | None, **options: Any) -> Call[Vectors]:
 
 def list_names() -> Call[list[str]]:
     """Return the call for the names of the ready models, without aliases that no path can hold."""
-    return Call("GET", "/models", lambda body: [name for name in _ready_names(body) if "/" not in name])
-
-
-def _ready_names(body: bytearray) -> list[str]:
-    return [str(model["name"]) for model in json.loads(body) if model["ready"]]
+    return Call("GET", "/models", _read_names)
 
 
 def describe(name: str, version: int | None) -> Call[Model]:
@@ -175,6 +171,11 @@ def _read_only_tensor(body: bytearray) -> Vectors:
 def _read_prompts(output: str, body: bytearray) -> list[str]:
     prompts = json.loads(body)[output]
     return [prompts] if isinstance(prompts, str) else list(prompts)
+
+
+def _read_names(body: bytearray) -> list[str]:
+    names = [str(model["name"]) for model in json.loads(body) if model["ready"]]
+    return [name for name in names if "/" not in name]
 
 
 def _read_model(document: Mapping[str, Any]) -> Model:

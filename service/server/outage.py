@@ -17,7 +17,6 @@ from preblock.service.api.http.dispatcher import LIVE_PATHS, Dispatcher, Service
 from preblock.service.api.http.origins import AllowedHosts
 from preblock.service.core.errors import Invalid, Unavailable
 from preblock.service.core.settings import LiveSettings, Settings
-from preblock.service.engine.admission import Limits
 from preblock.service.server.uvicorn_bridge import Config, Server
 
 LOG = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ class OutageServer:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if any(not thread.server.should_exit for thread in self._threads):
             return
-        app = Dispatcher(OutageApp(), {}, services=Services(settings, Limits(settings)), hosts=self._hosts)
+        app = Dispatcher(OutageApp(), {}, services=Services.without_engine(settings), hosts=self._hosts)
         try:
             config = self._configure(settings.current, app)
         except Invalid as error:

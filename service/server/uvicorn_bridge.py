@@ -33,7 +33,6 @@ from uvicorn.server import ServerState as ServerState
 from preblock.service.api.http.dispatcher import Dispatcher, Services
 from preblock.service.core.errors import PreblockError
 from preblock.service.core.settings import LiveSettings, Settings
-from preblock.service.engine.admission import Limits
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.server.descriptor_reserve import DescriptorReserve
 from preblock.service.server.incoming_request import IncomingRequest
@@ -123,7 +122,6 @@ class ConnectionFactory:
         """Return what the connections of a server share."""
         if self._shared is None or self._shared.server_state is not state:
             app, proxies, loop = config.loaded_app, None, asyncio.get_running_loop()
-            settings = LiveSettings(self._settings)
             if isinstance(app, ProxyHeadersMiddleware):
                 proxies, app = copy(app), app.app
                 proxies.app = _null_app
@@ -135,7 +133,7 @@ class ConnectionFactory:
                 app_state=app_state,
                 loop=loop,
                 dispatcher=dispatcher,
-                services=dispatcher.services or Services(settings, Limits(settings)),
+                services=dispatcher.services or Services.without_engine(LiveSettings(self._settings)),
                 proxies=proxies,
                 turns=ReadTurns(loop),
                 reserve=DescriptorReserve(loop, connections),

@@ -75,6 +75,11 @@ class Services:
     limits: Limits
     streams: StreamRegistry | None = None
 
+    @classmethod
+    def without_engine(cls, settings: LiveSettings) -> "Services":
+        """Return the services for an application that has no limits of its own."""
+        return cls(settings, Limits(settings))
+
 
 def is_public(path: str) -> bool:
     """Return whether a path needs no API key."""
