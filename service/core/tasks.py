@@ -54,15 +54,15 @@ def start_thread(work: Callable[[], ResultT], name: str) -> Future[ResultT]:
     future: Future[ResultT] = Future()
     future.set_running_or_notify_cancel()  # a waiting task that is cancelled leaves the thread alone
 
-    def run() -> None:
+    def run(future: Future[ResultT]) -> None:
         try:
-            result = work()
+            future.set_result(work())
         except BaseException as error:
             future.set_exception(error)
-        else:
-            future.set_result(result)
+        finally:
+            del future  # it holds the error, and the error this frame: such a cycle would keep opened graphs
 
-    Thread(target=run, name=name, daemon=True).start()
+    Thread(target=run, args=(future,), name=name, daemon=True).start()
     return future
 
 
