@@ -41,8 +41,8 @@ RUN_SECONDS = 1800
 """Longest run of the tests for one mutant. A mutant without end counts as killed."""
 SLOW = tuple(f"tests/{folder}/" for folder in ("clients", "data", "deploy", "e2e", "families", "reliability"))
 """Folders of `make test-long`."""
-MAX_SLOW_TESTS = 30
-"""Most tests of these folders for one line."""
+MAX_FAST_TESTS, MAX_SLOW_TESTS = 200, 20
+"""Most tests of one line outside the mirrored folder. Names with the name of the module come first."""
 CONTEXTS = ROOT / "build/contexts"
 COVERAGE = f"""[run]
 data_file = {CONTEXTS}/.coverage
@@ -137,10 +137,12 @@ class LineTests:
 
     def outside(self, mutant: Mutant) -> list[str]:
         """Return the other tests that run the mutant."""
-        prefix = f"{mirrored_folder(mutant).relative_to(ROOT)}/"
+        prefix, stem = f"{mirrored_folder(mutant).relative_to(ROOT)}/", Path(mutant.file).stem.rstrip("s")
         tests = {test for test in self._of(mutant) if not test.startswith(prefix)}
-        slow = {test for test in tests if test.startswith(SLOW)}
-        return [*sorted(tests - slow), *sorted(sorted(slow, key=rank)[:MAX_SLOW_TESTS])]
+        ranked = sorted(tests, key=lambda test: (stem not in test, rank(test)))
+        fast = [test for test in ranked if not test.startswith(SLOW)]
+        slow = [test for test in ranked if test.startswith(SLOW)]
+        return [*sorted(fast[:MAX_FAST_TESTS]), *sorted(slow[:MAX_SLOW_TESTS])]
 
     def _of(self, mutant: Mutant) -> set[str]:
         """Return the tests that run the statement of a mutant, or a line of its file if it runs at import."""
