@@ -130,13 +130,13 @@ def _read_config(
     values = section_of(document, family.sections)
     config = Config(values, segments)
     try:
-        bias = family.bias(Config(values)) if family.bias else None
+        bias = family.bias(config) if family.bias else None
         further = bias, family.per_layer(config), family.ngrams(config)
         return name, family, document, family.with_head(family.steps(config), Config(document)), *further
     except TypeError as error:
-        if config.missing:
-            raise CheckpointError(f"config.json: {config.missing[-1]} is missing; {name!r} needs it") from error
-        raise CheckpointError(f"config.json: a value has the wrong type: {error}") from error
+        if values.get(config.last) is None:
+            raise CheckpointError(f"config.json: {config.last} is missing; {name!r} needs it") from error
+        raise CheckpointError(f"config.json: {config.last} is {values[config.last]!r}: {error}") from error
     except ValueError as error:
         raise CheckpointError(f"config.json: {error}") from error
 

@@ -1,6 +1,5 @@
 """Rows of BART, and of encoder-decoders like it: a row for each side."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,13 +9,14 @@ from preblock.models.families.named_steps import (
     counted_sinusoid_step,
     learned_position_step,
     norm_step,
+    root_scale,
     sinusoid_position_step,
     token_step,
     weight_keys,
     when,
 )
 from preblock.models.families.published_config import Config
-from preblock.models.steps import Scale, Step, Tokens
+from preblock.models.steps import Step, Tokens
 
 _TIE = "tie_word_embeddings"
 _OTHER = {"encoder": "decoder", "decoder": "encoder"}
@@ -30,7 +30,7 @@ def _tokens(c: Config, side: str, ties: tuple[str, ...] = (_TIE,)) -> Tokens:
 
 def _scaled(c: Config, default: bool = False) -> list[Step]:
     """Return the embedding scale of most encoder-decoders."""
-    return when(c("scale_embedding", default), Scale(by=math.sqrt(c("d_model"))))
+    return when(c("scale_embedding", default), root_scale(c, key="d_model"))
 
 
 def _bart(side: str, first: int = 2) -> Callable[[Config], list[Step]]:

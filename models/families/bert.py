@@ -1,6 +1,5 @@
 """Rows of BERT, of its descendants, and of other encoders, with the Hugging Face names of their tensors."""
 
-import math
 from dataclasses import replace
 
 from preblock.models.families.family import ALL, TIED, Family, Tied, absolute
@@ -11,6 +10,7 @@ from preblock.models.families.named_steps import (
     learned_position_step,
     norm_step,
     project_step,
+    root_scale,
     segment_step,
     token_step,
     unpadded_position_step,
@@ -57,7 +57,7 @@ def _albert(c: Config) -> list[Step]:
 
 def _big_bird(c: Config) -> list[Step]:
     tokens, *others = _bert(c)
-    return [tokens, *when(c("rescale_embeddings", False), Scale(by=math.sqrt(c("hidden_size")))), *others]
+    return [tokens, *when(c("rescale_embeddings", False), root_scale(c)), *others]
 
 
 def _deberta(c: Config) -> list[Step]:
@@ -105,7 +105,7 @@ def _xlm(c: Config) -> list[Step]:
 def _xlnet_bias(c: Config) -> RelativeSinusoidConfig:
     clamp_len = c("clamp_len", -1)
     return RelativeSinusoidConfig(
-        width=count(c, 1024, "d_model", "hidden_size"),
+        width=count(c, 1024, "d_model"),
         clamp_len=clamp_len if clamp_len > 0 else None,
         bidirectional=c("attn_type", "bi") == "bi",
     )

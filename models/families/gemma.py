@@ -1,17 +1,15 @@
 """Rows of Gemma: a scaled token table, and inputs of each layer."""
 
-import math
 from dataclasses import replace
 
 from preblock.models.families.decoders import decoder
 from preblock.models.families.family import TIED, Family
 from preblock.models.families.layer_kinds import FULL, SLIDING, alternating_kinds, head_widths
-from preblock.models.families.named_steps import token_step, weight_keys
+from preblock.models.families.named_steps import root_scale, token_step, weight_keys
 from preblock.models.families.published_config import Config
 from preblock.models.families.readings import GENAI, SGLANG_SCALES, SGLANG_TAKES_SCALED, TRANSFORMERS, Reading
 from preblock.models.families.rotary import TYPES, Rotary, thetas_by_layer
 from preblock.models.modules.per_layer_config import PerLayerConfig
-from preblock.models.steps import Scale
 
 _OPENVINO = Reading(
     engine="openvino-genai",
@@ -117,7 +115,7 @@ _ROTARY4 = Rotary(
 def _gemma(limit: int, rotary: Rotary, consumers: tuple[Reading, ...] | None, part: str = "") -> Family:
     return replace(
         decoder(limit, TIED, rotary),
-        steps=lambda c: [token_step(f"{part}embed_tokens"), Scale(by=math.sqrt(c("hidden_size")), cast=True)],
+        steps=lambda c: [token_step(f"{part}embed_tokens"), root_scale(c, cast=True)],
         consumers=consumers,
         lookup=lambda _: 2,
     )

@@ -12,6 +12,7 @@ from preblock.models.families.named_steps import (
     learned_position_step,
     norm_step,
     project_step,
+    root_scale,
     sinusoid_position_step,
     token_step,
     weight_keys,
@@ -20,7 +21,7 @@ from preblock.models.families.named_steps import (
 from preblock.models.families.published_config import Config
 from preblock.models.families.rotary import Rotary, theta
 from preblock.models.modules.bias import AlibiConfig
-from preblock.models.steps import Positions, Scale, Step
+from preblock.models.steps import Positions, Step
 
 
 def _opt(c: Config) -> list[Step]:
@@ -42,7 +43,7 @@ def _falcon_bias(c: Config) -> AlibiConfig | None:
         anchor="first",
         recipe="float32_powers",
         arithmetic="bfloat16",
-        divisor=math.sqrt(count(c, 4544, "hidden_size", "n_embed") // heads),
+        divisor=math.sqrt(count(c, 4544, "hidden_size") // heads),
     )
 
 
@@ -78,9 +79,9 @@ GPT: dict[str, Family] = {
         _GPT2,
         steps=lambda c: [
             token_step("w"),
-            Scale(by=math.sqrt(c("n_embd", 1280))),
+            root_scale(c, 1280, "n_embd"),
             sinusoid_position_step(c, "pair_half_float32", "n_positions", 256),
-            *chosen_segment_steps(c, by=math.sqrt(c("n_embd", 1280))),
+            *chosen_segment_steps(c, by=root_scale(c, 1280, "n_embd").by),
         ],
         consumer_scales=True,
     ),
@@ -89,7 +90,7 @@ GPT: dict[str, Family] = {
         _DECODER,
         steps=lambda c: [
             token_step("embed_tokens"),
-            *when(c("scale_embedding", True), Scale(by=math.sqrt(c("hidden_size")))),
+            *when(c("scale_embedding", True), root_scale(c)),
             learned_position_step("embed_positions", first=2),
         ],
         prefix="biogpt.",
@@ -100,7 +101,7 @@ GPT: dict[str, Family] = {
         _DECODER,
         steps=lambda c: [
             token_step("embed_tokens"),
-            *when(c("scale_embedding", True), Scale(by=math.sqrt(c("d_model", 1024)))),
+            *when(c("scale_embedding", True), root_scale(c, 1024, "d_model")),
             sinusoid_position_step(
                 c, "tensor2tensor", "max_position_embeddings", 2048, first=2, zero_row=c("pad_token_id", 1)
             ),
@@ -114,16 +115,12 @@ GPT: dict[str, Family] = {
             token_step("word_embeddings"),
             norm_step("word_embeddings_layernorm", c("layer_norm_epsilon", 1e-5)),
         ],
-        bias=lambda c: AlibiConfig(
-            heads=count(c, 8, "n_head", "num_attention_heads"), anchor="first", recipe="float32_powers"
-        ),
+        bias=lambda c: AlibiConfig(heads=count(c, 8, "n_head"), anchor="first", recipe="float32_powers"),
     ),
     "mpt": replace(
         decoder(2048, TIED, None, "wte", prefix="transformer."),
         limit=("max_seq_len", 2048),
-        bias=lambda c: AlibiConfig(
-            heads=count(c, 16, "n_heads", "num_attention_heads"), anchor="last", recipe="float32_reciprocals"
-        ),
+        bias=lambda c: AlibiConfig(heads=count(c, 16, "n_heads"), anchor="last", recipe="float32_reciprocals"),
         # The library always adds ALiBi with a maximum of 8, and ignores the config. If the config differs, the model
         # was trained with another bias.
         only={"attn_config.alibi": (True,), "attn_config.alibi_bias_max": (8,)},

@@ -1,13 +1,18 @@
 """Constructors of steps by the names of their tensors: the vocabulary of the family table."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from preblock.models.families.published_config import Config
-from preblock.models.steps import Norm, Positions, Project, Segments, Step, Tokens
+from preblock.models.steps import Norm, Positions, Project, Scale, Segments, Step, Tokens
 
 MAX_SINUSOIDS = 2**17
 """Most positions of a derived table: 64 times the largest known. A larger one would fill the memory."""
+
+
+MAX_COUNT = 2**31
+"""Largest count of a config: of heads, columns, or buckets."""
 
 
 def weight_keys(*names: str, suffix: str = ".weight") -> tuple[str, ...]:
@@ -80,17 +85,17 @@ def counted_sinusoid_step(c: Config, limit: str) -> Positions:
     return sinusoid_position_step(c, "tensor2tensor", limit, 1024, counts="ids", first=padding + 1, zero_row=padding)
 
 
-def count(c: Config, default: int, *names: str) -> int:
-    """Return a count with several names; raise an error if their values differ."""
-    stated = {name: c(name) for name in names if c(name) is not None}
-    for name, value in stated.items():
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} is {value!r}, understood is 1 or more")
-        if value != next(iter(stated.values())):
-            raise ValueError(
-                f"{name} is {value!r}, understood is {next(iter(stated.values()))}, as {next(iter(stated))}"
-            )
-    return next(iter(stated.values()), default)
+def root_scale(c: Config, default: int | None = None, key: str = "hidden_size", *, cast: bool = False) -> Scale:
+    """Return the embedding scale of most models: the root of the width in the config."""
+    return Scale(by=math.sqrt(count(c, default, key)), cast=cast)
+
+
+def count(c: Config, default: int | None, key: str) -> Any:
+    """Return a count, or the default; raise ValueError for another value."""
+    value = c(key, default)
+    if value is not None and (type(value) is not int or not 1 <= value <= MAX_COUNT):
+        raise ValueError(f"{key} is {value!r}, understood is 1 to {MAX_COUNT}")
+    return value
 
 
 def count_lookup_steps(default: bool) -> Callable[[Config], int]:

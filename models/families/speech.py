@@ -1,6 +1,5 @@
 """Rows of Whisper and Speech2Text: encoders of spectrograms, and decoders of texts."""
 
-import math
 from dataclasses import replace
 
 from preblock import models
@@ -9,10 +8,10 @@ from preblock.models.families.named_steps import (
     count_lookup_steps,
     counted_sinusoid_step,
     learned_position_step,
+    root_scale,
     token_step,
     when,
 )
-from preblock.models.steps import Scale
 
 _WHISPER = absolute(
     # `scale_embedding` is read by the library, and never used.
@@ -26,7 +25,7 @@ SPEECH: dict[str, Family] = {
         _WHISPER,
         steps=lambda c: [
             token_step("decoder.embed_tokens"),
-            *when(c("scale_embedding", True), Scale(by=math.sqrt(c("d_model", 256)))),
+            *when(c("scale_embedding", True), root_scale(c, 256, "d_model")),
             counted_sinusoid_step(c, "max_target_positions"),
         ],
         tied=TIED,

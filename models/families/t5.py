@@ -13,7 +13,7 @@ def _t5(side: str, other: str) -> Family:
         limit=None,
         rotary=None,
         bias=lambda c: T5Config(
-            heads=count(c, 8, "num_heads", "num_attention_heads"),
+            heads=count(c, 8, "num_heads"),
             buckets=count(c, 32, "relative_attention_num_buckets"),
             max_distance=count(c, 128, "relative_attention_max_distance"),
             bidirectional=side == "encoder",

@@ -10,7 +10,7 @@ from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
 from tests.families.config_edits import REMOVED, Edit, save_whole, try_edit
 from tests.families.config_fuzzing import DOCUMENT
-from tests.families.published_models import PUBLISHED
+from tests.families.published_models import LONGEST, PUBLISHED, WIDTH
 from tests.families.table import versions
 from tests.models.rejections import rejection
 
@@ -28,6 +28,15 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 OUTCOMES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    # Other names of the width and of the limit, which the library reads too.
+    "ctrl": [
+        ({"hidden_size": WIDTH, "max_position_embeddings": LONGEST, "n_positions": REMOVED, "n_embd": REMOVED}, "equal")
+    ],
+    "gptj": [
+        ({"max_position_embeddings": 16, "n_positions": REMOVED}, "equal"),
+        ({"max_position_embeddings": 16}, "preblock refuses"),
+    ],
+    "xglm": [({"hidden_size": WIDTH, "d_model": REMOVED}, "equal")],
     "deepseek_v2": [({"max_position_embeddings": 1}, "equal")],
     "deepseek_v3": [({"head_dim": 2}, "preblock refuses")],
     "gpt_oss": [
