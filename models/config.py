@@ -15,7 +15,18 @@ from preblock.models.modules.ngram_config import CONTEXT, NGRAMS, NgramConfig
 from preblock.models.modules.per_layer_config import INPUTS, TOKEN_INPUTS, PerLayerConfig
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.signature import Signature
-from preblock.models.serialization import Count, Flag, Rule, Text, check_fields, config_of, to_document, with_tuples
+from preblock.models.serialization import (
+    MAX_WHOLE,
+    Count,
+    Flag,
+    Rule,
+    Share,
+    Text,
+    check_fields,
+    config_of,
+    to_document,
+    with_tuples,
+)
 from preblock.models.steps import (
     Levels,
     Mask,
@@ -35,12 +46,11 @@ from preblock.models.steps import (
 OWN_NAMES = (
     *("input_ids", "offset", "attention_mask", "position_ids", "position_rows", "embeddings", "token_embeddings"),
     *("unscaled_token_embeddings", TOKEN_INPUTS, INPUTS, CONTEXT, NGRAMS),
-    *("output", "dtype", "encoding"),
+    *("output", "dtype", "encoding", "text", "truncate", "pooling", "parts", "placeholder", "lengths", "shape"),
+    *("return_tokens", "special_tokens", "special_tokens_in_text"),
 )
 """Reserved names: an input of indices cannot have them, since graphs and requests use them for something else."""
 
-MAX_POSITIONS = 2**62
-"""The sum of two limits still fits into 64 bits."""
 MAX_TABLE_ROWS = 2**24
 """Most positions of a table, more than any published. A larger one would fill the memory."""
 
@@ -49,8 +59,8 @@ def check_size(name: str, size: Any) -> int:
     """Return a size, also one of NumPy, as an int; raise ValueError if it is no whole number from 1 on."""
     if isinstance(size, bool) or not isinstance(size, Integral) or int(size) < 1:
         raise ValueError(f"{name}: got {size!r}, expected a whole number from 1 on")
-    if int(size) > MAX_POSITIONS:
-        raise ValueError(f"{name}: got {size}, expected at most {MAX_POSITIONS}")
+    if int(size) > MAX_WHOLE:
+        raise ValueError(f"{name}: got {size}, expected at most {MAX_WHOLE}")
     return int(size)
 
 
@@ -92,7 +102,7 @@ class FrontEndConfig:
     lookup: int = 1
     consumer_scales: Flag | None = None
     arithmetic: Literal["float32", "float16", "bfloat16"] = "float32"
-    dropout: float = 0.1
+    dropout: Share = 0.1
     bias: BiasConfig | None = None
     rotary: tuple[RotaryOutput, ...] = ()
     no_rotary: str | None = None
@@ -113,8 +123,9 @@ class FrontEndConfig:
         self._check_sizes()
         if type(self.lookup) is not int or not 1 <= self.lookup <= len(self.steps):
             raise ValueError(f"lookup: got {self.lookup!r}, expected 1 to {len(self.steps)}")
-        if self.max_len is not None and self.max_len > MAX_POSITIONS:
-            raise ValueError(f"max_len: got {self.max_len!r}, expected at most {MAX_POSITIONS}")
+        if self.lookup < len(self.steps) and not _only_look_up(self.steps[: self.lookup]):
+            kinds = [step.kind for step in self.steps[: self.lookup]]
+            raise ValueError(f"lookup: got the steps {', '.join(kinds)}, expected tokens, scale, weights, or all steps")
         self._check_indices()
         if self.positions:
             self._check_positions(self.positions)
@@ -151,19 +162,21 @@ class FrontEndConfig:
             for part in parts:
                 if part.table == "tokens" and width != self.tokens.width:
                     raise ValueError(f"{step.kind}.table: got 'tokens', expected at a width of {self.tokens.width}")
+        reserved = (*OWN_NAMES, *(name for output in self.rotary for name in output.names))
         for name, count in Counter(part.input for part in indexed(self.steps)).items():
             if count > 1:
                 raise ValueError(f"input: got {name!r} {count} times, expected once")
-            if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in OWN_NAMES:
+            if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in reserved:
                 raise ValueError(
                     f"input: got {name!r}, expected small letters, digits and '_', the first a letter, "
-                    f"other than {', '.join(OWN_NAMES)}"
+                    f"other than {', '.join(reserved)}"
                 )
 
     def _check_positions(self, positions: Positions) -> None:
         positions.check()
-        if positions.rows > MAX_TABLE_ROWS:
-            raise ValueError(f"rows: got {positions.rows}, expected at most {MAX_TABLE_ROWS}, in a table of positions")
+        rows = positions.cells if positions.table == "exact" and positions.grid else positions.rows
+        if rows > MAX_TABLE_ROWS:
+            raise ValueError(f"rows: got {rows}, expected at most {MAX_TABLE_ROWS}, in a table of positions")
         if self.max_len is None or self.max_len > positions.limit:
             raise ValueError(f"max_len: got {self.max_len}, expected 1 to {positions.limit}, as the positions allow")
 
@@ -230,7 +243,7 @@ class FrontEndConfig:
     @property
     def only_looks_up(self) -> bool:
         """Whether a vector depends only on its id: it is a row of the token table, perhaps scaled or weighted."""
-        return all(isinstance(step, Tokens | Scale | Weights) for step in self.steps)
+        return _only_look_up(self.steps)
 
     @property
     def embedding_scale(self) -> float:
@@ -277,3 +290,8 @@ class FrontEndConfig:
             rotary={name: output.columns for output in self.rotary for name in output.names},
             rotary_len=min((output.config.length for output in self.rotary if output.config.length), default=None),
         )
+
+
+def _only_look_up(steps: tuple[Step, ...]) -> bool:
+    """Return whether `steps` need token ids alone, and every bit of their vectors is determined."""
+    return all(isinstance(step, Tokens | Scale | Weights) for step in steps)

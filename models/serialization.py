@@ -1,14 +1,16 @@
 """Configs as plain values: a document names one of several kinds, and holds its arguments; rules for their fields."""
 
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from numbers import Integral
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+MAX_WHOLE = 2**62
+"""Largest whole number of a config. The sum of two still fits into 64 bits."""
+MAX_FLOAT32 = (2 - 2.0**-23) * 2.0**127
 Keys = tuple[str, ...]
 """Possible names of one tensor in a checkpoint; the first one found counts."""
 
@@ -29,18 +31,19 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return _is_number(value) and abs(value) <= sys.float_info.max
+    return _is_number(value) and abs(value) <= MAX_FLOAT32
 
 
 Whole = Annotated[int, Rule(_is_whole, "a whole number")]
 Count = Annotated[int, Rule(lambda value: _is_whole(value) and value >= 1, "1 or more")]
 Number = Annotated[float, Rule(_is_number, "a number")]
-Finite = Annotated[float, Rule(_is_finite, "a finite number")]
-Positive = Annotated[float, Rule(lambda value: _is_number(value) and value > 0, "a number above 0")]
+Finite = Annotated[float, Rule(_is_finite, "a finite number within float32")]
+Positive = Annotated[float, Rule(lambda value: _is_finite(value) and value > 0, "a number above 0 within float32")]
+Share = Annotated[float, Rule(lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1")]
 Epsilon = Annotated[float, Rule(lambda value: _is_finite(value) and value >= 0, "a finite number from 0 on")]
 """Of a norm: the root of a negative sum would be NaN."""
 Numbers = Annotated[
-    tuple[float, ...], Rule(lambda value: isinstance(value, tuple) and all(map(_is_number, value)), "numbers")
+    tuple[float, ...], Rule(lambda value: isinstance(value, tuple) and all(map(_is_finite, value)), "numbers")
 ]
 Flag = Annotated[bool, Rule(lambda value: type(value) is bool, "true or false")]
 Text = Annotated[str, Rule(lambda value: type(value) is str, "a text")]
@@ -55,12 +58,21 @@ def config_of(document: Mapping[str, Any], kinds: Mapping[str, type[T]]) -> T:
     """
     values = dict(document)
     kind = values.pop("kind", None)
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise ValueError(f"kind: got {kind!r}, expected {', '.join(kinds)}")
-    try:
-        return kinds[kind](**values)
-    except TypeError as error:
-        raise ValueError(f"{kind}: {error}") from error
+    own: Any = kinds[kind]
+    check_names(f"{kind}.", values, [field.name for field in fields(own)])
+    for field in fields(own):
+        if field.default is MISSING and field.name not in values:
+            raise ValueError(f"{kind}.{field.name}: got none, expected a value")
+    return kinds[kind](**values)
+
+
+def check_names(prefix: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Raise ValueError for the first of the fields `given` that is not among the `known`."""
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{prefix}{name} is not known, expected are {', '.join(known)}")
 
 
 def to_document(config: Any) -> dict[str, Any]:
@@ -94,26 +106,34 @@ def with_tuples(document: Mapping[str, Any]) -> dict[str, Any]:
 def check_fields(config: Any, prefix: str = "") -> None:
     """Check the fields of a dataclass by the rules in their annotations: a `Literal`, or an `Annotated` with a `Rule`.
 
+    A whole number in a field of type float becomes a float, as every library of tensors expects.
+
     Raises:
         ValueError: a value is not allowed; the message names the field, after `prefix`.
 
     """
-    for name, (optional, rule) in _rules_of(config.__class__).items():
+    for name, (optional, rule, kind) in _rules_of(config.__class__).items():
         value = getattr(config, name)
-        if not (optional and value is None) and not rule.allows(value):
+        if optional and value is None:
+            continue
+        if not rule.allows(value):
             raise ValueError(f"{prefix}{name}: got {value!r}, expected {rule.expected}")
+        if isinstance(value, Integral) and int(value) > MAX_WHOLE:
+            raise ValueError(f"{prefix}{name}: got {value}, expected at most {MAX_WHOLE}")
+        if kind is float:
+            object.__setattr__(config, name, float(value))
 
 
 @cache
-def _rules_of(kind: type) -> dict[str, tuple[bool, Rule]]:
-    """Return the rule of each field that has one, and whether None is allowed beside it."""
-    rules: dict[str, tuple[bool, Rule]] = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
+def _rules_of(config: type) -> dict[str, tuple[bool, Rule, Any]]:
+    """Return the rule of each field that has one, whether None is allowed beside it, and the type of the field."""
+    rules: dict[str, tuple[bool, Rule, Any]] = {}
+    for name, hint in get_type_hints(config, include_extras=True).items():
         parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         for part in parts:
             if get_origin(part) is Literal:
                 allowed = get_args(part)
-                rules[name] = NoneType in parts, Rule(allowed.__contains__, ", ".join(allowed))
+                rules[name] = NoneType in parts, Rule(allowed.__contains__, ", ".join(allowed)), str
             for rule in getattr(part, "__metadata__", ()):
-                rules[name] = NoneType in parts, rule
+                rules[name] = NoneType in parts, rule, part.__origin__
     return rules

@@ -100,7 +100,7 @@ class Levels(_Checked):
     """
 
     kind: ClassVar[str] = "levels"
-    levels: tuple[Segments, ...]
+    levels: Annotated[tuple[Segments, ...], Rule(lambda levels: isinstance(levels, tuple), "a list of tables")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,11 +271,8 @@ def from_document(document: Mapping[str, Any]) -> Step:
 
     """
     values = with_tuples(document)
-    try:
-        if "levels" in values:
-            values["levels"] = tuple(map(_level, values["levels"]))
-    except TypeError as error:
-        raise ValueError(f"{values.get('kind')}: {error}") from error
+    if isinstance(values.get("levels"), tuple):
+        values["levels"] = tuple(map(_level, values["levels"]))
     return config_of(values, KINDS)
 
 

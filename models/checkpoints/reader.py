@@ -13,6 +13,7 @@ from preblock.models.checkpoints.ngram_tensors import TableTensor, locate_ngram_
 from preblock.models.checkpoints.rotary_reader import MissingLengthError, as_stored, read_rotary
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
 from preblock.models.checkpoints.weight_files import (
+    DAMAGED,
     CheckpointError,
     WeightFile,
     explain_errors,
@@ -85,8 +86,9 @@ def read_frontend(
     further = bias, count_bytes, widen, per_layer, ngrams
     steps, tensors, stored = read_tensors(folder, template, family.prefix, *further)
     with explain_errors(f"{folder}: {DISAGREE}"):
-        config = _configure(name, family, values, steps, tuple(family.refused(Config(document))))
-        config = replace(config, bias=bias, per_layer=per_layer, ngrams=ngrams)
+        config = _configure(name, family, values, steps)
+        refused = tuple(family.refused(Config(document)))  # after the check of sizes: it may list many ids
+        config = replace(config, refused_ids=refused, bias=bias, per_layer=per_layer, ngrams=ngrams)
         config = replace(config, arithmetic=stored) if arithmetic == "source" else config
         _zero(tensors, family.zeroed(Config(values)))
     config = _with_rotary(config, folder, family, values, rotary_length)
@@ -133,7 +135,7 @@ def _read_config(
         bias = family.bias(config) if family.bias else None
         further = bias, family.per_layer(config), family.ngrams(config)
         return name, family, document, family.with_head(family.steps(config), Config(document)), *further
-    except TypeError as error:
+    except (TypeError, ArithmeticError) as error:
         if values.get(config.last) is None:
             raise CheckpointError(f"config.json: {config.last} is missing; {name!r} needs it") from error
         raise CheckpointError(f"config.json: {config.last} is {values[config.last]!r}: {error}") from error
@@ -154,7 +156,7 @@ def _with_rotary(
             outputs = read_rotary(row, values, config.widths[-1], config.max_len or 0, length)
         except MissingLengthError as error:
             return replace(config, no_rotary=one_line(error))
-        except (TypeError, ValueError) as error:
+        except DAMAGED as error:
             raise CheckpointError(f"config.json: {one_line(error)}") from error
         if not any(output.config.length for output in outputs):
             refused = f"the angles of {config.family!r} here do not depend on it"
@@ -181,16 +183,13 @@ def _read_tensor(folder: Path, prefix: str, keys: tuple[str, ...]) -> NDArray[np
     return WeightFile(files[key]).get(key, (*STORED_TYPES, "float64")).astype(np.float32)
 
 
-def _configure(
-    name: str, family: Family, values: Mapping[str, Any], steps: tuple[Step, ...], refused: tuple[int, ...]
-) -> FrontEndConfig:
+def _configure(name: str, family: Family, values: Mapping[str, Any], steps: tuple[Step, ...]) -> FrontEndConfig:
     config = Config(values)
     frontend = FrontEndConfig(
         family=name,
         steps=steps,
         max_len=limit_of(steps, family.longest_input(config)),
         padding_idx=_padding(config("pad_token_id", family.padding), steps),
-        refused_ids=refused,
         lookup=len(steps) if family.lookup(config) == ALL else family.lookup(config),
         consumer_scales=family.consumer_scales,
         streams=family.streams(config),

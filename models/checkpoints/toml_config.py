@@ -31,16 +31,17 @@ from typing import Any
 
 from preblock.models.checkpoints.reader import limit_of
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
-from preblock.models.checkpoints.weight_files import explain_errors, finite_float, read_bytes
+from preblock.models.checkpoints.weight_files import DAMAGED, explain_errors, finite_float, read_bytes
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_data import FrontEndData
 from preblock.models.frontend_file import DESCRIPTION
 from preblock.models.modules.rotary_output import RotaryOutput
+from preblock.models.serialization import check_names
 from preblock.models.steps import Step, from_document
 
 FURTHER = ("steps", "rotary", "no_rotary", "bias", "per_layer", "ngrams", "streams", "copies")
 """Fields of `FrontEndConfig` read apart from the plain values."""
-DAMAGED = (ValueError, TypeError, OverflowError, RecursionError)
+BROKEN = (*DAMAGED, RecursionError)
 """Errors of the parser and of the fields for a file that is no description."""
 
 
@@ -54,13 +55,11 @@ def read_description(folder: Path, count_bytes: ByteCount = lambda *_: None, wid
 
     """
     file = folder / DESCRIPTION
-    with explain_errors(file, DAMAGED):
+    with explain_errors(file, BROKEN):
         steps, document = _read(file)
         rotary = _list("rotary", document.pop("rotary")) if "rotary" in document else []
         known = [field.name for field in fields(FrontEndConfig) if field.name not in FURTHER]
-        for name in document:
-            if name not in known:
-                raise ValueError(f"{name} is not known, expected are {', '.join([*known, 'steps', 'rotary'])}")
+        check_names("", document, [*known, "steps", "rotary"])
         sized, tensors, _ = read_tensors(folder, steps, count_bytes=count_bytes, widen=widen)
         values = {"family": "custom", "max_len": limit_of(sized), **document}
         refused = values.get("refused_ids", [])
@@ -78,7 +77,7 @@ def files_described(folder: Path) -> list[str]:
         CheckpointError: the file is damaged.
 
     """
-    with explain_errors(folder / DESCRIPTION, DAMAGED):
+    with explain_errors(folder / DESCRIPTION, BROKEN):
         return files_of_steps(folder, _read(folder / DESCRIPTION)[0])
 
 

@@ -27,6 +27,10 @@ PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
 Python names it from 3.13 on."""
 
 
+DAMAGED = (TypeError, ValueError, ArithmeticError)
+"""Errors for a value of a wrong type or size."""
+
+
 class CheckpointError(ValueError):
     """The folder is not a supported checkpoint; the message gives the reason."""
 
@@ -236,7 +240,7 @@ def _refuse(file: Path, error: OSError) -> NoReturn:
 
 
 @contextmanager
-def explain_errors(place: object, kinds: tuple[type[Exception], ...] = (TypeError, ValueError)) -> Iterator[None]:
+def explain_errors(place: object, kinds: tuple[type[Exception], ...] = DAMAGED) -> Iterator[None]:
     """Raise CheckpointError in place of an error of `kinds`, with `place` before its message."""
     try:
         yield

@@ -104,9 +104,10 @@ def _xlm(c: Config) -> list[Step]:
 
 def _xlnet_bias(c: Config) -> RelativeSinusoidConfig:
     clamp_len = c("clamp_len", -1)
+    limit = clamp_len if clamp_len > 0 else None
     return RelativeSinusoidConfig(
         width=count(c, 1024, "d_model"),
-        clamp_len=clamp_len if clamp_len > 0 else None,
+        clamp_len=limit,
         bidirectional=c("attn_type", "bi") == "bi",
     )
 

@@ -34,7 +34,7 @@ def _qwen_ngrams(path: str) -> Callable[[Config], NgramConfig | None]:
             base=c("ngram_vocab_size_base", 20_000_000),
             multiple=c("make_ngram_vocab_size_divisible_by", 128),
             seed=c("seed", 1234),
-            reset_id=end[0] if isinstance(end, list) else end,
+            reset_id=end[0] if isinstance(end, list) and end else end,
             # One tensor in a file of a running model, several in a published one.
             weights=tuple(
                 (weight_keys(table), *(weight_keys(f"{table}.shard_{shard}") for shard in range(shards)))

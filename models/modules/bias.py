@@ -11,14 +11,17 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import ml_dtypes
 import numpy as np
 
 from preblock.models.float32_powers import Floats, powers
-from preblock.models.serialization import Count, Flag, Keys, Positive, Text, check_fields
+from preblock.models.serialization import Count, Flag, Keys, Positive, Rule, Text, check_fields
 from preblock.models.torch_import import import_torch
+
+MAX_HEADS = 2**16
+"""Most heads of a bias without a table: hundreds of times the most known. The slopes of more would fill the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +29,7 @@ class AlibiConfig:
     """The arguments of `AlibiBias`."""
 
     kind: ClassVar[str] = "alibi"
-    heads: Count
+    heads: Annotated[int, Rule(lambda heads: type(heads) is int and 1 <= heads <= MAX_HEADS, f"1 to {MAX_HEADS}")]
     anchor: Literal["query", "first", "last"] = "query"
     recipe: Text = "exact"
     arithmetic: Literal["float32", "bfloat16"] = "float32"

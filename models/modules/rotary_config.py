@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.models.float32_powers import powers
-from preblock.models.serialization import Flag, Number, Numbers, Text, Whole, check_fields
+from preblock.models.serialization import Flag, Number, Numbers, Positive, Text, Whole, check_fields
 
 Frequencies = NDArray[Any]
 
@@ -60,7 +60,7 @@ class RotaryConfig:
     factor: Number = 0.0
     original_len: Whole = 0
     length: Whole = 0
-    attention_factor: Number | None = None
+    attention_factor: Positive | None = None
     beta_fast: Number = 32.0
     beta_slow: Number = 1.0
     truncate: Flag = True
@@ -89,8 +89,6 @@ class RotaryConfig:
                 self._check_needed(field.name, value)
             elif field.name not in row.takes and value != field.default:
                 raise ValueError(f"{field.name}: got {value}, expected {field.default} with scaling {self.scaling!r}")
-        if self.attention_factor is not None and not 0 < self.attention_factor < math.inf:
-            raise ValueError(f"attention_factor: got {self.attention_factor}, expected more than 0, or None")
         if self.scaling == "dynamic" and self.dim == 2:
             raise ValueError("dim: got 2, expected 4 or more with scaling 'dynamic'")
         if self.scaling == "yarn" and self.beta_fast < self.beta_slow:

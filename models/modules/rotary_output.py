@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from preblock.models.modules.rotary_config import RotaryConfig, attention_factor
-from preblock.models.serialization import Rule, check_fields, with_tuples
+from preblock.models.serialization import Rule, check_fields, check_names, with_tuples
 
 AXES = 3
 """Axes of three-dimensional positions."""
@@ -95,10 +95,7 @@ class RotaryOutput:
         """
         values = with_tuples(document)
         own = {name: values.pop(name) for name in OWN if name in values}
-        known = [field.name for field in fields(RotaryConfig)]
-        for name in values:
-            if name not in known:
-                raise ValueError(f"rotary.{name} is not known, expected are {', '.join([*OWN, *known])}")
+        check_names("rotary.", values, [*OWN, *(field.name for field in fields(RotaryConfig))])
         if "dim" not in values:
             raise ValueError("rotary.dim: got none, expected an even width of 2 or more")
         return cls(config=RotaryConfig(**values), **own)

@@ -21,11 +21,13 @@ from preblock.models import (
     TransformerEmbedding,
 )
 from preblock.models.checkpoints.toml_config import files_described, read_description
-from preblock.models.config import MAX_POSITIONS, check_size
+from preblock.models.config import check_size
 from preblock.models.frontend_data import FrontEndData, shapes_of
 from preblock.models.modules.bias import AlibiConfig, RelativeSinusoidConfig, T5Config
 from preblock.models.modules.rotary_config import RotaryConfig
-from preblock.models.steps import Positions, Scale, Segments
+from preblock.models.serialization import MAX_WHOLE
+from preblock.models.steps import Norm, Positions, Scale, Segments
+from preblock.service.codecs.native_json import ARRAY_FIELDS, OPTIONS, TEXT_PARAMETERS
 from tests.models.front_ends import CONFIGS, DESCRIBED, NGRAMS, PER_LAYER
 from tests.models.rejections import rejection
 
@@ -208,9 +210,18 @@ def test_value_against_rule_of_its_field_is_rejected(kind: type[Any], values: di
     assert message in rejection(ValueError, kind, **values)
 
 
+def test_whole_number_in_field_of_float_becomes_float() -> None:
+    assert type(Norm(eps=1).eps) is float  # ONNX refuses the attribute of another type
+
+
+def test_fields_of_requests_are_no_names_of_indices() -> None:
+    for name in {*OPTIONS, *ARRAY_FIELDS, *TEXT_PARAMETERS}:
+        assert f"input: got '{name}', expected" in rejection(ValueError, HierarchicalEmbedding, V, D, {name: 2})
+
+
 def test_sizes_beyond_their_limits_are_rejected() -> None:
     config = GPT2Embeddings(V, D, M).config
     with pytest.raises(ValueError, match=rf"^per_layer.rows: got {PER_LAYER.rows}, expected 1 to {V}$"):
         replace(config, per_layer=PER_LAYER)
-    with pytest.raises(ValueError, match=rf"^max_len: got {MAX_POSITIONS + 1}, expected at most {MAX_POSITIONS}$"):
-        check_size("max_len", MAX_POSITIONS + 1)
+    with pytest.raises(ValueError, match=rf"^max_len: got {MAX_WHOLE + 1}, expected at most {MAX_WHOLE}$"):
+        check_size("max_len", MAX_WHOLE + 1)
