@@ -34,6 +34,12 @@ TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added
 SMALL_FILES = (CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER, *TOKENIZER_SETTINGS, ADAPTER)
 """Files that an export looks for beside those of weights. They name these, except for the tokenizer, to be copied, its
 settings, and an adapter."""
+LEFT_OUT: Mapping[str, str] = {
+    "reference": "n-gram tables",
+    "segments": "segments",
+    **dict.fromkeys(("rotary_length", "rotary_layout", "rotary_dtype"), "rotary outputs"),
+}
+"""Options for parts of a front-end beside its token table."""
 ROW_OPTIONS = ("arithmetic", "segments", "rotary_length", "reference")
 """Options for choices that a model type with a row in the family table leaves open."""
 CHECKPOINT_OPTIONS = ("side", "tokens_only", "tokenizer", *ROW_OPTIONS)
@@ -88,10 +94,10 @@ class ExportOptions:
             raise ExportError(f"--scale is only for --dtype int8; the dtype is {self.dtype}")
         if self.resizing is not None and self.max_len is None:
             raise ExportError("--resize needs --max-len, the new limit of the positions")
-        if self.reference and self.tokens_only:
-            raise ExportError(
-                "--reference is for n-gram tables, and --tokens-only leaves them out; give one of the two"
-            )
+        for name, part in LEFT_OUT.items():
+            if self.tokens_only and name in self.given:
+                option = f"--{name.replace('_', '-')}"
+                raise ExportError(f"{option} is for {part}, and --tokens-only leaves them out; give one of the two")
         _ = self.prompts  # checks their names
 
     @cached_property

@@ -23,6 +23,7 @@ from preblock.export.library_tokenizer import (
 )
 from preblock.export.tokenizer_classes import OPTIONS
 from preblock.models.checkpoints.weight_files import one_line
+from preblock.service.artifacts.names import TOKENIZER
 from preblock.service.artifacts.parity import TokenizerConflict
 from preblock.service.core.errors import shorten
 from preblock.service.runtime.tokenizer import SAMPLES, copy_tokenizer, is_failure
@@ -55,15 +56,23 @@ def find_conflicts(file: Path, tokenizer: "tokenizers.Tokenizer") -> tuple[Token
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, UnbuildableError) as error:
         reason = shorten(" ".join(str(error).split()) or type(error).__name__)
         message = f"the files beside tokenizer.json cannot be compared: {reason}"
-        return (TokenizerConflict(setting=SETTINGS, message=message, text="", ids=(), other_ids=(), ordinary=False),)
+        return (_conflict_without_text(SETTINGS, message, ordinary=False),)
     first: dict[str, TokenizerConflict] = {}
     for conflict in sorted(found, key=lambda conflict: not conflict.ordinary):
         first.setdefault(conflict.setting, conflict)
     return tuple(first.values())
 
 
+def _conflict_without_text(setting: str, message: str, *, ordinary: bool) -> TokenizerConflict:
+    return TokenizerConflict(setting=setting, message=message, text="", ids=(), other_ids=(), ordinary=ordinary)
+
+
 def _find(folder: TokenizerFolder) -> Iterator[TokenizerConflict]:
-    if folder.class_name is not None:
+    others = [name for name in folder.stated.get("fast_tokenizer_files") or () if name != TOKENIZER]
+    if others:
+        message = f"it names {', '.join(others)}; transformers reads the one for its version in place of {TOKENIZER}"
+        yield _conflict_without_text("fast_tokenizer_files", message, ordinary=True)
+    elif folder.class_name is not None:
         comparison = _Comparison(folder)
         yield from comparison.compare()
         yield from comparison.find_unused()

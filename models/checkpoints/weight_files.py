@@ -181,10 +181,11 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return `config.json`; raise CheckpointError if it names a weight file of its own."""
+    """Return `config.json`; raise CheckpointError if it names another file, which transformers would read."""
     config = read_json(folder / "config.json")
-    if (other := config.get("transformers_weights")) is not None:
-        raise CheckpointError(f"config.json: transformers_weights is {other!r}, expected none: rename it to {WEIGHTS}")
+    for key, place in (("transformers_weights", WEIGHTS), ("configuration_files", "config.json")):
+        if other := config.get(key):
+            raise CheckpointError(f"config.json: {key} is {other!r}, expected none: rename the right file to {place}")
     return config
 
 

@@ -405,8 +405,14 @@ def test_other_sources_are_rejected(reference_checkpoint: Path, tmp_path: Path) 
         export(str(folder), "m", tmp_path, reference=True)
     with pytest.raises(ExportError, match="--reference is only for published checkpoints; gpt2-small is none"):
         export("gpt2-small", "m", tmp_path, reference=True)
-    with pytest.raises(ExportError, match="--reference is for n-gram tables, and --tokens-only leaves them out"):
-        export(str(reference_checkpoint), "m", tmp_path, reference=True, tokens_only=True)
+    for options, message in (
+        ({"reference": True}, "--reference is for n-gram tables, and --tokens-only leaves them out"),
+        ({"segments": True}, "--segments is for segments, and --tokens-only leaves them out"),
+        ({"rotary_length": 9}, "--rotary-length is for rotary outputs, and --tokens-only leaves them out"),
+        ({"rotary_layout": "half"}, "--rotary-layout is for rotary outputs, and --tokens-only leaves them out"),
+    ):
+        with pytest.raises(ExportError, match=message):
+            export(str(reference_checkpoint), "m", tmp_path, tokens_only=True, **options)
     plain = save_qwen4(tmp_path / "plain", ple_layer_ids=[])
     with pytest.raises(ExportError, match="--reference: got a 'qwen4_exp_text' without n-gram tables"):
         export(str(plain), "m", tmp_path, reference=True)

