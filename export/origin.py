@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,8 @@ def find_same(source: ResolvedSource, repository: Path, report: Report, cache: P
     """Return the newest version of the model in `repository` if it is an export of `source` as it is now; else None.
 
     It is the same if this release exported it with default options from the same preset, from the same commit of the
-    hub, or from a folder with the same files. Older versions do not count: the service answers with the newest one.
+    hub, or from a folder with the same files; and a discovered one with the same release of the library. Older versions
+    do not count: the service answers with the newest one.
 
     Args:
         source: the source, with default options.
@@ -83,9 +86,17 @@ def find_same(source: ResolvedSource, repository: Path, report: Report, cache: P
     same = (stored.kind, stored.name) == (asked.kind, asked.name)
     if not same or stored.options or manifest.versions.get("preblock") != __version__:
         return None
+    if stored.discovered_with and not _is_installed(stored.discovered_with):
+        return None
     if asked.kind == "folder":
         return SameExport(version) if _has_files(Path(source.text), stored.files, report, cache) else None
     return SameExport(version) if asked.kind == "preset" else _compare_commits(asked, stored, version)
+
+
+def _is_installed(library: str) -> bool:
+    """Return whether no other version of a library is installed; `library` is its name and its version."""
+    name, _, version = library.partition(" ")
+    return find_spec(name) is None or metadata.version(name) == version
 
 
 def _has_files(folder: Path, files: Mapping[str, str], report: Report, cache: Path | None) -> bool:

@@ -33,7 +33,12 @@ def check_name(name: str) -> None:
 
 
 def versions(folder: Path) -> list[int]:
-    """Return the versions of the model in `folder`, ascending."""
+    """Return the versions of the model in `folder`, ascending. As for the service, other files are none."""
+    return [version for version in _taken_numbers(folder) if (folder / str(version)).is_dir()]
+
+
+def _taken_numbers(folder: Path) -> list[int]:
+    """Return the numbers that a new version cannot have, ascending."""
     if not folder.is_dir():
         return []
     return sorted(int(entry.name) for entry in folder.iterdir() if VERSION.fullmatch(entry.name))
@@ -75,7 +80,7 @@ def publish(folder: Path) -> int:
     _sync(folder)
     parent = folder.parent
     while True:
-        version = max(versions(parent), default=0) + 1
+        version = max(_taken_numbers(parent), default=0) + 1
         if not VERSION.fullmatch(str(version)):
             raise ExportError(f"version: got {version}, expected at most {version - 1}: remove the highest of {parent}")
         try:

@@ -216,7 +216,7 @@ class BlocklessModel:
                         self.trained.add(name)
                     key = self.keys.get(name)
                     if key is not None or not value.requires_grad:
-                        zeros = torch.zeros(value.shape, dtype=value.dtype)
+                        zeros = _make_zeros(name, value)
                         new = nn.Parameter(zeros, requires_grad=False) if values is module._parameters else zeros
                         # The library's initialisers skip a tensor with this flag. They fill in tables of indices: with
                         # zeros, positions would have no rule.
@@ -245,6 +245,13 @@ class BlocklessModel:
             self.block_input({"input_ids": torch.zeros(1, 2, dtype=torch.int64)})
         except DiscoveryError:
             self.part, self.inputs = part, inputs
+
+
+def _make_zeros(name: str, like: Tensor) -> Tensor:
+    try:
+        return torch.zeros(like.shape, dtype=like.dtype)
+    except RuntimeError as error:
+        raise DiscoveryError(f"config.json: {name} of shape {tuple(like.shape)} does not fit into memory") from error
 
 
 def sides_of(config: Any) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from preblock.models.checkpoints.rotary_reader import MissingLengthError, as_sto
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
 from preblock.models.checkpoints.weight_files import (
     DAMAGED,
+    DISAGREE,
     CheckpointError,
     WeightFile,
     explain_errors,
@@ -42,7 +43,6 @@ SIZES: tuple[tuple[tuple[str, ...], Callable[[FrontEndConfig], set[int]]], ...] 
 )
 """Keys of a size in config.json -> the values consistent with the tensors; empty if the tensors do not determine it."""
 
-DISAGREE = "tensors and config.json disagree"
 FurtherOutputs = tuple[BiasConfig | None, PerLayerConfig | None, NgramConfig | None]
 """The configs of the outputs beside the vectors."""
 

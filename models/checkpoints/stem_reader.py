@@ -11,6 +11,7 @@ from preblock.models.checkpoints.family_lookup import row_name, section_of
 from preblock.models.checkpoints.other_names import describe_other_name
 from preblock.models.checkpoints.step_tensors import TensorReader
 from preblock.models.checkpoints.weight_files import (
+    DISAGREE,
     CheckpointError,
     explain_errors,
     files_of_keys,
@@ -37,9 +38,8 @@ def read_stem(folder: Path, side: str | None = None) -> Stem:
 
     """
     family, config = _read_config(folder, side)
-    shapes = {key: tensor.shape for key, tensor in without_storage(config).state_dict().items()}
-    tensors = _read_tensors(folder, family, shapes)
-    with explain_errors(f"{folder}: tensors and config.json disagree", (RuntimeError,)):
+    tensors = _read_tensors(folder, family, _shapes_of(folder, config))
+    with explain_errors(f"{folder}: {DISAGREE}", (RuntimeError,)):
         return from_tensors(config, tensors)
 
 
@@ -55,7 +55,7 @@ def stem_files_needed(folder: Path, side: str | None = None) -> list[str]:
     family, config = _read_config(folder, side)
     files = files_of_keys(folder)
     prefix = _prefix(folder, family, files)
-    keys = [prefix + family.keys[name] for name in without_storage(config).state_dict()]
+    keys = [prefix + family.keys[name] for name in _shapes_of(folder, config)]
     return sorted({files[key].name for key in keys if key in files})
 
 
@@ -68,6 +68,12 @@ def _read_config(folder: Path, side: str | None) -> tuple[StemFamily, StemConfig
         raise CheckpointError(f"config.json: model_type is {got}, known are {', '.join(STEMS)}")
     with explain_errors("config.json", (ValueError,)):
         return STEMS[name], STEMS[name].config(name, Config(section_of(values, STEMS[name].sections)))
+
+
+def _shapes_of(folder: Path, config: StemConfig) -> dict[str, torch.Size]:
+    """Return the shapes of the tensors of a stem; raise CheckpointError if torch allows no tensor so large."""
+    with explain_errors(f"{folder}: {DISAGREE}", (RuntimeError,)):
+        return {name: tensor.shape for name, tensor in without_storage(config).state_dict().items()}
 
 
 def _read_tensors(folder: Path, family: StemFamily, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

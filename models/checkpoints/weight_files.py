@@ -27,6 +27,7 @@ PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
 Python names it from 3.13 on."""
 
 
+DISAGREE = "tensors and config.json disagree"
 DAMAGED = (TypeError, ValueError, ArithmeticError)
 """Errors for a value of a wrong type or size."""
 

@@ -1,5 +1,6 @@
 """`preblock serve SOURCE`: sources are exported before anything is served, and only once."""
 
+import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from tests.cli.command_line import failing, run
+from tests.families.tiny_models import save_whole
 from tests.support.checkpoints import random_gpt2
 from tests.support.servers import in_use, serve
 from tests.support.tokenizers import WORDS, write_tokenizer
@@ -71,6 +73,26 @@ def test_changed_source_is_exported_again(source: Path, tmp_path: Path, prepare:
     run("export", source, "--repository", tmp_path / "r", "--dtype", "float16")
     assert prepare(source)[-1] == f"tiny: exported {source} as version 4"
     assert prepare(source) == [f"tiny: version 4 is the export of {source} already"]
+
+
+def test_other_file_in_folder_of_model_is_no_version(
+    source: Path, tmp_path: Path, prepare: Callable[..., list[str]]
+) -> None:
+    prepare(source)
+    (tmp_path / "r" / "tiny" / "7").write_text("notes")
+    assert prepare(source) == [f"tiny: version 1 is the export of {source} already"]
+    random_gpt2(source, len(WORDS))
+    assert prepare(source)[-1] == f"tiny: exported {source} as version 8"
+
+
+def test_discovery_of_another_library_is_exported_again(tmp_path: Path, prepare: Callable[..., list[str]]) -> None:
+    source = tmp_path / "found"
+    save_whole("helium", source)
+    prepare(source)
+    assert prepare(source) == [f"found: version 1 is the export of {source} already"]
+    manifest = tmp_path / "r" / "found" / "1" / "manifest.json"
+    manifest.write_text(re.sub("transformers [0-9.]+", "transformers 5.0.0", manifest.read_text()))
+    assert prepare(source)[-1] == f"found: exported {source} as version 2"
 
 
 def test_wrong_sources_are_usage_errors(

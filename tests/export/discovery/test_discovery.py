@@ -111,6 +111,9 @@ def test_discovery_of_damaged_table_is_rejected(tmp_path: Path) -> None:
     for damage, message in DAMAGES:
         save_file(tensors | damage(table), tmp_path / "model.safetensors")
         assert message in rejection(ExportError, export, str(tmp_path), "m", tmp_path / "repository")
+    save("helium", tmp_path, vocab_size=10**15)
+    message = "embed_tokens.weight of shape (1000000000000000, 32) does not fit into memory"
+    assert message in rejection(ExportError, export, str(tmp_path), "m", tmp_path / "repository")
 
 
 OWN_CODE = {"AutoModel": "modeling_own.Own"}

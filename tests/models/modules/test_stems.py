@@ -158,6 +158,7 @@ INVALID: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"num_mel_bins": 80}, r"disagree: .*conv1\.weight"),
         ({"max_source_positions": 1500}, r"disagree: .*positions"),
         ({"d_model": 2.5}, r"width: got 2\.5"),
+        ({"d_model": 10**9}, r"disagree: .*overflow"),
     ],
     "clip": [
         ({"vision_config": ...}, r"vision_config is missing"),
