@@ -145,7 +145,7 @@ def _create(folder: Path, locks: ExitStack) -> None:
             attempts += 1
             # A failed export may remove the folder of the model, and `sweep` a draft not locked yet.
             if attempts == MAX_DRAFT_ATTEMPTS or not isinstance(error, FileNotFoundError | FileExistsError):
-                raise ExportError(f"{folder.parent}: {error.strerror}") from error
+                raise OSError(error.errno, error.strerror, str(folder.parent)) from error
 
 
 @contextmanager
