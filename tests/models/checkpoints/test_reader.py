@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,6 +20,8 @@ from transformers import (
     GPT2LMHeadModel,
     GPT2Model,
     LlamaForCausalLM,
+    MarianConfig,
+    MarianModel,
     PreTrainedModel,
 )
 
@@ -217,6 +220,16 @@ def test_missing_or_wrong_tensor_is_rejected(bert: Path) -> None:
         changed = tensors | {f"embeddings.{key}": tensor}
         save_file({name: value for name, value in changed.items() if value is not None}, bert / "model.safetensors")
         assert re.search(message, rejection(CheckpointError, read_frontend, bert)), (key, message)
+
+
+def test_marian_decoder_with_its_own_vocabulary_is_read(tmp_path: Path) -> None:
+    sizes = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 77}
+    model = MarianModel(MarianConfig(**PUBLISHED["marian/decoder"].config | sizes))
+    model.save_pretrained(tmp_path)
+    table = model.get_decoder().embed_tokens.weight.detach()
+    assert np.array_equal(read_frontend(tmp_path, "decoder").tensors["tokens.weight"], table)
+    change(tmp_path, decoder_vocab_size=78)
+    assert "vocab_size is 78, the tensors have 77" in rejection(CheckpointError, read_frontend, tmp_path, "decoder")
 
 
 ALPHA = {"rope_type": "dynamic", "alpha": 2.0, "factor": 1.0, "rope_theta": 1e4}
