@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from preblock.models.checkpoints.weight_files import CheckpointError, read_json
+from preblock.models.checkpoints.weight_files import CheckpointError, names_of_key, read_json
 from preblock.models.serialization import Keys
 
 LEAVES = ("weight", "bias", "gamma", "beta")
@@ -18,9 +18,7 @@ CONFIG, METHOD = "config.json", "quant_method"
 
 
 def find_whole(folder: Path, names: Collection[str], prefix: str, keys: Keys, known: Collection[str]) -> str | None:
-    """Return the first of `keys` among the tensors `names`, with `prefix` before it or without; None without one.
-
-    Of a key with and without the prefix, the one first in the alphabet counts, as in transformers.
+    """Return the name of a tensor among `names`, the first by `names_of_key`; None without one.
 
     Args:
         folder: the checkpoint, for messages.
@@ -34,7 +32,7 @@ def find_whole(folder: Path, names: Collection[str], prefix: str, keys: Keys, kn
 
     """
     others = {start + key for key in known for start in ("", prefix)}
-    for name in (name for key in keys for name in sorted({prefix + key, key})):
+    for name in names_of_key(prefix, keys):
         check_whole(folder, names, name, others)
         if name in names:
             return name

@@ -151,13 +151,17 @@ def _map(file: Path, state: tuple[int, ...], begin: int, count: int) -> NDArray[
     return np.frombuffer(mapping, np.uint8, count, begin - start)
 
 
-def find_key(files: Mapping[str, Path], prefix: str, keys: tuple[str, ...]) -> str | None:
-    """Return the first of `keys` found in the files, with `prefix` before it or without; None without one.
+def names_of_key(prefix: str, keys: tuple[str, ...]) -> list[str]:
+    """Return the possible names of a tensor in the order in which they count: `keys`, with `prefix` and without.
 
     Of a key with and without the prefix, the one first in the alphabet counts, as in transformers.
     """
-    names = (name for key in keys for name in sorted((prefix + key, key)))
-    return next((name for name in names if name in files), None)
+    return [name for key in keys for name in sorted({prefix + key, key})]
+
+
+def find_key(files: Mapping[str, Path], prefix: str, keys: tuple[str, ...]) -> str | None:
+    """Return the name of a tensor in the files; None without one."""
+    return next((name for name in names_of_key(prefix, keys) if name in files), None)
 
 
 def read_document(file: Path) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from preblock.models.families.named_steps import count
 from preblock.models.families.published_config import Config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -28,8 +29,8 @@ def alternating_kinds(
     def kinds(c: Config) -> list[str]:
         stated = c("layer_types")
         if stated is None:
-            number = _count("num_hidden_layers", c("num_hidden_layers", layers))
-            step = distance if key is None else _count(key, c(key, distance))
+            number = count(c, layers, "num_hidden_layers", MAX_LAYERS)
+            step = distance if key is None else count(c, distance, key, MAX_LAYERS)
             first = 0 if begins_full else step - 1
             stated = [FULL if layer % step == first else SLIDING for layer in range(number)]
         if not isinstance(stated, list) or not stated or not all(kind in (FULL, SLIDING) for kind in stated):
@@ -80,9 +81,3 @@ def _layer_changes(stated: Any, layers: int) -> dict[int, Mapping[str, Any]]:
         expected = f"objects with values for layers from 0 to {layers - 1}"
         raise ValueError(f"per_layer_config: got {stated!r}, expected {expected}")
     return {int(key): values for key, values in given.items()}
-
-
-def _count(key: str, value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= MAX_LAYERS:
-        raise ValueError(f"{key}: got {value!r}, expected 1 to {MAX_LAYERS}")
-    return value

@@ -67,15 +67,8 @@ def unpadded_position_step(name: str, padding: int) -> Positions:
 
 
 def sinusoid_position_step(c: Config, table: str, limit: str, default: int, **values: Any) -> Positions:
-    """Return sinusoidal positions; the first row of their table is position 0 unless `values` has `first`.
-
-    Raises:
-        ValueError: the number of positions in the config is not 1 to `MAX_SINUSOIDS`.
-
-    """
-    rows = c(limit, default)
-    if type(rows) is not int or not 1 <= rows <= MAX_SINUSOIDS:
-        raise ValueError(f"{limit}: got {rows!r}, expected 1 to {MAX_SINUSOIDS}")
+    """Return sinusoidal positions; the first row of their table is position 0 unless `values` has `first`."""
+    rows = count(c, default, limit, MAX_SINUSOIDS)
     return Positions(rows=rows + values.get("first", 0), table=table, **values)
 
 
@@ -90,11 +83,11 @@ def root_scale(c: Config, default: int | None = None, key: str = "hidden_size", 
     return Scale(by=math.sqrt(count(c, default, key)), cast=cast)
 
 
-def count(c: Config, default: int | None, key: str) -> Any:
-    """Return a count, or the default; raise ValueError for another value."""
+def count(c: Config, default: int | None, key: str, most: int = MAX_COUNT) -> Any:
+    """Return a count, or the default; raise ValueError for another value than 1 to `most`."""
     value = c(key, default)
-    if value is not None and (type(value) is not int or not 1 <= value <= MAX_COUNT):
-        raise ValueError(f"{key} is {value!r}, understood is 1 to {MAX_COUNT}")
+    if value is not None and (type(value) is not int or not 1 <= value <= most):
+        raise ValueError(f"{key}: got {value!r}, expected 1 to {most}")
     return value
 
 

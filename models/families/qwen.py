@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from preblock.models.families.decoders import decoder, text_side
 from preblock.models.families.family import UNTIED, WHOLE, Family
-from preblock.models.families.named_steps import weight_keys
+from preblock.models.families.named_steps import count, weight_keys
 from preblock.models.families.published_config import Config
 from preblock.models.families.rotary import Rotary, part_of_head, theta
 from preblock.models.modules.ngram_config import NgramConfig
@@ -22,9 +22,7 @@ def _qwen_ngrams(path: str) -> Callable[[Config], NgramConfig | None]:
         if not layers:
             return None
         end = c("eos_token_id")
-        shards = c("split_ngram_parts", 512)
-        if not 1 <= shards <= MAX_SHARDS:
-            raise ValueError(f"split_ngram_parts: got {shards}, expected 1 to {MAX_SHARDS}")
+        shards = count(c, 512, "split_ngram_parts", MAX_SHARDS)
         tables = [f"{path}layers.{layer}.ple.ple_embedding.ngram_embedding" for layer in layers]
         return NgramConfig(
             layers=tuple(layers),

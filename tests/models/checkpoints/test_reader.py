@@ -238,10 +238,10 @@ ALPHA = {"rope_type": "dynamic", "alpha": 2.0, "factor": 1.0, "rope_theta": 1e4}
 def test_missing_or_mistyped_value_of_family_is_rejected(tmp_path: Path) -> None:
     for name, changes, message in (
         ("esm", {"pad_token_id": None}, "pad_token_id is missing; 'esm' needs it"),
-        ("gemma", {"hidden_size": "32"}, "hidden_size is '32', understood is 1 to"),
+        ("gemma", {"hidden_size": "32"}, "hidden_size: got '32', expected 1 to"),
         ("llama", {"max_position_embeddings": 0}, "max_len: got 0, expected 1 or more"),
         ("xlm", {"n_langs": "2"}, "n_langs is '2': '>' not supported"),
-        ("biogpt", {"hidden_size": 10**400}, "hidden_size is 1000"),
+        ("biogpt", {"hidden_size": 10**400}, "hidden_size: got 1000"),
         ("bloom", {"n_head": 10**9}, "heads: got 1000000000, expected 1 to 65536"),
         ("xlnet", {"clamp_len": 2**63}, "clamp_len: got 9223372036854775808, expected at most"),
         ("qwen4_exp_text", {"eos_token_id": []}, "ngrams.reset_id: got [], expected a whole number"),

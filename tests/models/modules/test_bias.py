@@ -118,19 +118,19 @@ INVALID: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"attn_config": {"alibi": False}}, "attn_config.alibi is False, understood is True"),
         ({"attn_config": {"alibi_bias_max": 16}}, "attn_config.alibi_bias_max is 16, understood is 8"),
         ({"attn_config": 3}, "attn_config is 3, understood is an object"),
-        ({"n_heads": 0}, f"n_heads is 0, understood is 1 to {MAX_COUNT}"),
+        ({"n_heads": 0}, f"n_heads: got 0, expected 1 to {MAX_COUNT}"),
     ],
     "bloom": [({"num_attention_heads": 4}, "num_attention_heads is 4, understood is 6, as n_head")],
     "falcon": [
         ({"alibi": "yes"}, "alibi is 'yes', understood is True or False"),
-        ({"num_attention_heads": 0}, f"num_attention_heads is 0, understood is 1 to {MAX_COUNT}"),
+        ({"num_attention_heads": 0}, f"num_attention_heads: got 0, expected 1 to {MAX_COUNT}"),
     ],
     "xlnet": [
         ({"bi_data": True}, "bi_data is True, understood is False"),
         ({"attn_type": "other"}, "attn_type is 'other', understood is 'bi' or 'uni'"),
         ({"clamp_len": 2.5}, "clamp_len: got 2.5, expected 1 or more"),
     ],
-    "t5/decoder": [({"num_heads": 2.0}, f"num_heads is 2.0, understood is 1 to {MAX_COUNT}")],
+    "t5/decoder": [({"num_heads": 2.0}, f"num_heads: got 2.0, expected 1 to {MAX_COUNT}")],
     "t5/encoder": [({"num_heads": 3}, "disagree: "), ({"relative_attention_num_buckets": 16}, "disagree: ")],
 }
 
