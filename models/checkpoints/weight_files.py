@@ -189,7 +189,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return `config.json`; raise CheckpointError if it names another file, which transformers would read."""
     config = read_json(folder / "config.json")
     for key, place in (("transformers_weights", WEIGHTS), ("configuration_files", "config.json")):
-        if other := config.get(key):
+        if (other := config.get(key)) not in (None, []):
             raise CheckpointError(f"config.json: {key} is {other!r}, expected none: rename the right file to {place}")
     return config
 

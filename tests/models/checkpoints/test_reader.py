@@ -226,7 +226,7 @@ def test_marian_decoder_with_its_own_vocabulary_is_read(tmp_path: Path) -> None:
     sizes = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 77}
     model = MarianModel(MarianConfig(**PUBLISHED["marian/decoder"].config | sizes))
     model.save_pretrained(tmp_path)
-    table = model.get_decoder().embed_tokens.weight.detach()
+    table = model.decoder.embed_tokens.weight.detach()
     assert np.array_equal(read_frontend(tmp_path, "decoder").tensors["tokens.weight"], table)
     change(tmp_path, decoder_vocab_size=78)
     assert "vocab_size is 78, the tensors have 77" in rejection(CheckpointError, read_frontend, tmp_path, "decoder")
