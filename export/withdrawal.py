@@ -9,14 +9,14 @@ from pathlib import Path
 
 from preblock.export.errors import ExportError
 from preblock.export.layouts.triton import update_config
-from preblock.export.publication import hidden
+from preblock.export.publication import hidden, sweep
 from preblock.service.artifacts.io import read_manifest
 from preblock.service.artifacts.names import MANIFEST, PARITY
 from preblock.service.core.errors import ArtifactError
 
 
 def check_removable(folder: Path) -> None:
-    """Check for an artifact in `folder`, and for no other file.
+    """Check for an artifact in `folder`, and for no other file. The draft of a killed `verify` is removed.
 
     Raises:
         ExportError: it is a link, holds no readable manifest, or holds a file outside the manifest.
@@ -29,6 +29,7 @@ def check_removable(folder: Path) -> None:
         files = json.loads((folder / MANIFEST).read_bytes())["files"]
     except ArtifactError as error:
         raise ExportError(f"{folder} is not an artifact, and stays: {error}") from error
+    sweep(folder)
     for name in sorted(entry.name for entry in folder.iterdir()):
         if name not in (MANIFEST, PARITY, *files):
             raise ExportError(f"{folder} holds {name}, which is no file of the artifact, and stays")

@@ -14,6 +14,7 @@ import pytest
 from preblock.cli.convert import convert
 from preblock.export.layouts.conversion import LAYOUTS
 from preblock.export.progress import format_bytes
+from preblock.export.publication import DRAFT
 from preblock.models.checkpoints.family_lookup import known
 from preblock.service.artifacts.manifest import Manifest
 from tests.cli.command_line import failing, printed, run, run_installed
@@ -193,6 +194,12 @@ def test_remove_without_version_deletes_all_versions(copy: Path) -> None:
     removed = printed("remove", "bert", "--yes", "--repository", copy)
     assert removed.splitlines() == ["removed bert version 1", "removed bert version 2"]
     assert [entry.name for entry in copy.iterdir()] == ["gpt"]
+
+
+def test_remove_sweeps_the_draft_of_a_killed_verify(copy: Path) -> None:
+    (copy / "gpt/1" / f"{DRAFT}{'0' * 16}").mkdir()
+    assert printed("remove", "gpt", "--yes", "--repository", copy) == "removed gpt version 1\n"
+    assert not (copy / "gpt").exists()
 
 
 def test_remove_and_convert_keep_triton_config_of_user(copy: Path) -> None:
