@@ -2,9 +2,9 @@
 
 A mutant is the source with one changed operator, condition, number or statement. A seeded sample of all of them is
 tested in copies of the tree, in three passes. One run of all tests records first which tests run each line. A mutant
-meets the tests of its mirrored folder that run its line, the survivors every other test that does so. A few survivors
-of these meet all tests, in one run with all these changes at once; each test that fails there is tried with each of
-them. The tests kill a mutant if one of them fails, and passes without the change.
+meets the tests of its mirrored folder that run its line, a survivor some of the other tests that do so. The survivors
+of both meet all tests, in one run with all their changes at once: each test that fails there is tried with each of
+them whose line it runs. The tests kill a mutant if one of them fails, and passes without the change.
 """
 
 import argparse
@@ -144,6 +144,11 @@ class LineTests:
         slow = [test for test in ranked if test.startswith(SLOW)]
         return [*sorted(fast[:MAX_FAST_TESTS]), *sorted(slow[:MAX_SLOW_TESTS])]
 
+    def among(self, tests: list[str], mutant: Mutant) -> list[str]:
+        """Return those of `tests` that run the mutant."""
+        own = self._of(mutant)
+        return [test for test in tests if test in own]
+
     def _of(self, mutant: Mutant) -> set[str]:
         """Return the tests that run the statement of a mutant, or a line of its file if it runs at import."""
         lines, contexts = self._lines(mutant), set[str]()
@@ -280,14 +285,14 @@ class Measurement:
         print(f"{stage}: {len(lines) - len(left)} of {len(lines)} mutants killed, {late} by a timeout")  # noqa: T201
         return left
 
-    def last(self, mutants: dict[str, Mutant]) -> None:
+    def last(self, mutants: dict[str, Mutant], tests: LineTests) -> None:
         """Test mutants by all tests: by those of them that fail with all these mutants at once."""
         failed: list[str] = []
         if any((name, "all") not in self._done for name in mutants):
             tree = self._trees.get()
             failed = tree.notice(list(mutants.values()), self._jobs)
             self._trees.put(tree)
-        self.survivors(mutants, "all", lambda mutant: failed)  # noqa: ARG005
+        self.survivors(mutants, "all", lambda mutant: tests.among(failed, mutant))
 
     def _test(self, name: str, mutant: Mutant, stage: str, choose: Callable[[Mutant], list[str]]) -> dict[str, Any]:
         if (name, stage) in self._done:
@@ -309,7 +314,6 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300, help="mutants in the sample")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="mutants tested at once")
-    parser.add_argument("--everything", type=int, default=20, help="survivors tested by all tests")
     parser.add_argument("--output", type=Path, default=ROOT / "build/mutants.jsonl", help="one line for each mutant")
     parser.add_argument("--again", action="store_true", help="forget the output; without this, an earlier run goes on")
     options = parser.parse_args()
@@ -320,8 +324,7 @@ def main() -> None:
         survivors = measurement.survivors(sample, "folder", tests.inside)
         survivors = measurement.survivors(survivors, "line", tests.outside)
         by_line = {(mutant.file, mutant.line): name for name, mutant in survivors.items()}  # so that none overlap
-        drawn = sorted(by_line.values(), key=lambda name: rank(name, options.seed))[: options.everything]
-        measurement.last({name: survivors[name] for name in drawn})
+        measurement.last({name: survivors[name] for name in by_line.values()}, tests)
 
 
 if __name__ == "__main__":
