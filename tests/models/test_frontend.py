@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,9 @@ def test_invalid_call_of_front_end_is_rejected() -> None:
     message = "length 5 + offset 8 = 13 exceeds the maximum length 12"
     for build in (BertEmbeddings, GPT2Embeddings):
         assert message in rejection(ValueError, build(V, D, M), IDS, 8)
+    (tokens, positions), config = GPT2Embeddings(V, D, M).config.steps, GPT2Embeddings(V, D, M).config
+    counted = replace(config, steps=(tokens, replace(positions, counts="ids", first=1)), max_len=M - 1, padding_idx=4)
+    assert rejection(ValueError, FrontEnd(counted), IDS, 7) == "position 11 exceeds the maximum length 11"
 
 
 def test_sizes_may_be_integers_of_numpy() -> None:

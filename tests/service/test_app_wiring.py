@@ -19,6 +19,7 @@ from preblock.service.runtime.providers import cuda_unavailable_reason
 from preblock.service.runtime.repository import Repository, VersionState
 from preblock.service.server.run import configure
 from tests.support.log_lines import logged_errors
+from tests.support.references import make_referenced
 from tests.support.servers import live_server
 from tests.support.waiting import wait_until
 
@@ -34,6 +35,12 @@ def test_broken_artifact_prevents_engine_creation(tiny_repository: Path, tmp_pat
     (root / "bert" / "1" / MANIFEST).write_text("{}")
     with pytest.raises(ArtifactError, match=r"^bert/1/manifest\.json family: got nothing, expected a value$"):
         create_engine(Settings(repository=root, provider="cpu"))
+
+
+def test_artifact_may_refer_to_files_below_any_root(tmp_path: Path) -> None:
+    make_referenced(tmp_path / "repository", tmp_path / "checkpoint")
+    settings = Settings(repository=tmp_path / "repository", reference_roots=f"/srv, {tmp_path / 'checkpoint'}")
+    assert create_engine(settings).repository.get("ngrams").version == 1
 
 
 def test_version_equals_pyproject() -> None:

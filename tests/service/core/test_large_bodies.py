@@ -143,6 +143,10 @@ async def test_oldest_body_is_read_beyond_the_bound() -> None:
     assert others[0].grow(LARGEST)
     first.end()
     await asyncio.wait_for(waiting, 10)
+    later = asyncio.create_task(others[2].wait(2 * LARGEST))
+    await asyncio.sleep(0)
+    assert not later.done()  # it waits each time
+    later.cancel()
 
 
 @in_loop
