@@ -154,6 +154,7 @@ ONE, TWO = {"input_ids": rows_of([5, 6])}, {"input_ids": rows_of([5], [6]), "out
     [
         ("ngrams", TWO | {"offset": np.array([0, 3])}, "context", "nothing"),
         ("ngrams", TWO | {"context": rows_of([1, 2])}, "context", "1 rows"),
+        ("ngrams", {"input_ids": rows_of([99], [6]), "context": rows_of([1, 2])}, "input_ids[0][0]", "99"),
         ("ngrams", TWO | {"context": rows_of([1, 2], [3])}, "context[1]", "1 ids"),
         ("ngrams", TWO | {"context": rows_of([1, 2, 3], [3, 4])}, "context[0]", "3 ids"),
         ("ngrams", TWO | {"context": rows_of([1, 2], [3, 99])}, "context[1][1]", "99"),
