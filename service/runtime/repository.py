@@ -12,7 +12,7 @@ from preblock.service.artifacts.catalog import VERSION, find_artifacts
 from preblock.service.artifacts.checksums import Checksums
 from preblock.service.artifacts.io import read_manifest
 from preblock.service.artifacts.manifest import Manifest
-from preblock.service.artifacts.names import DATA, MANIFEST
+from preblock.service.artifacts.names import DATA, MANIFEST, SOFT_PROMPTS
 from preblock.service.artifacts.references import read_signatures
 from preblock.service.core.auth import EVERYBODY, NOBODY, Authenticator, Principal
 from preblock.service.core.errors import ArtifactError, Invalid, NotFound, Unavailable
@@ -147,8 +147,8 @@ def changed_in_place(before: Fingerprint, now: Fingerprint) -> bool:
     if any(Path(name).is_absolute() and found.get(name) != then[name] for name in then):
         return True
     # Another file may have received the inode of a file without a mapping.
-    data, other = then.get(DATA), found.get(DATA)
-    return data is not None and other is not None and data[:2] == other[:2] and data[2:4] != other[2:4]
+    pairs = [(then[file], found[file]) for file in (DATA, SOFT_PROMPTS) if file in then and file in found]
+    return any(old[:2] == new[:2] and old[2:4] != new[2:4] for old, new in pairs)
 
 
 class Repository:
@@ -207,7 +207,7 @@ class Repository:
         default: all.
 
         A version with an error does not affect others. The next refresh tries the models of `lacking` again. If a
-        version was ready before, the old model keeps serving, unless the data file was changed in place: the mapped
+        version was ready before, the old model keeps serving, unless a mapped file was changed in place: the mapped
         memory then differs from the checked file. Requests in flight keep a dropped model; its memory is released
         after the last one. A refresh may take minutes, and may run beside requests.
 

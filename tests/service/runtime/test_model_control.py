@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from preblock.service.artifacts.checksums import Checksums
-from preblock.service.artifacts.names import GRAPH
+from preblock.service.artifacts.io import describe
+from preblock.service.artifacts.names import DATA, GRAPH, SOFT_PROMPTS
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
 from preblock.service.runtime.loader import ModelLoader
 from preblock.service.runtime.model import ServedModel
@@ -29,6 +31,7 @@ from preblock.service.runtime.worker_states import (
 )
 from tests.support.artifacts import copy_artifact, make_repository
 from tests.support.event_loops import WaitedTimeLoop
+from tests.support.references import edit_manifest
 
 
 @pytest.fixture
@@ -84,6 +87,23 @@ def test_broken_update_of_version_keeps_it_serving(root: Path) -> None:
     (change,) = repository.refresh()
     assert (change.state, change.reason[:17]) == ("READY", "gpt/1/model.onnx:")
     assert repository.get("gpt") is before
+
+
+@pytest.mark.parametrize("name", [DATA, SOFT_PROMPTS])
+def test_version_with_changed_mapped_file_stops(root: Path, name: str) -> None:
+    folder = root / "gpt/1"
+    np.ones((2, 4), np.float32).tofile(folder / SOFT_PROMPTS)
+    described = describe(folder / SOFT_PROMPTS).model_dump()
+    prompts = {"polite": {"first": 0, "rows": 2}}
+    edit_manifest(folder, lambda manifest: manifest["files"].update({SOFT_PROMPTS: described}))
+    edit_manifest(folder, lambda manifest: manifest.update(soft_prompts=prompts))
+    repository = Repository(root)
+    with (folder / name).open("r+b") as file:
+        file.write(b"other")
+    (change,) = repository.refresh()
+    assert (change.state, change.reason.partition(":")[0]) == ("UNAVAILABLE", f"gpt/1/{name}")
+    with pytest.raises(NotFound):
+        repository.get("gpt")
 
 
 def test_removed_version_closes_after_its_last_request(root: Path) -> None:
