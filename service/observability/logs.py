@@ -10,6 +10,7 @@ import random
 import select
 import time
 from collections import deque
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from threading import Condition, Thread
@@ -237,7 +238,9 @@ class ExpectedFailureFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to keep `record`."""
-        message = record.getMessage()
+        message = ""
+        with suppress(Exception):  # wrong arguments: `LogWriter` writes the line with the reason
+            message = record.getMessage()
         return not any(failure in message for failure in CLIENT_FAILURES)
 
 
