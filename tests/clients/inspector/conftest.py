@@ -17,7 +17,7 @@ from tests.support.servers import Server, serve
 def inspected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Serve models of every kind: segments and text, learned positions, rotary, biases, n-grams, images, static."""
     root = tmp_path_factory.mktemp("inspected")
-    for name in ("bert", "gpt", "rotary", "t5", "alibi", "ngrams", "vit"):
+    for name in ("bert", "gpt", "rotary", "t5", "alibi", "sinusoid", "ngrams", "vit"):
         copy_artifact(name, root)
     copy_artifact("bert-again", root, "bert")
     shutil.copytree(ROOT / "model_repository/wordllama", root / "wordllama")

@@ -86,6 +86,7 @@ def test_random_weights_of_preset_are_shown(page: Page, inspected: Server) -> No
         ("vit", {"embed", "neighbours", "positions", "decode"}),
         ("wordllama", {"positions", "decode"}),
         ("ngrams", {"positions"}),
+        ("sinusoid", {"positions"}),
         ("rotary", set()),
     ],
 )
@@ -240,6 +241,31 @@ def test_decode_panel_streams_over_websocket(page: Page, inspected: Server) -> N
     fill(page, open_offset="99")
     submit(page, "open")
     wait_for_text(page, "decode-error", "99")
+
+
+def test_steps_submitted_at_once_take_turns(page: Page) -> None:
+    choose(page, "gpt")
+    fill(page, rows="1", open_offset="0")
+    submit(page, "open")
+    wait_for_view(page, "stream")
+    fill(page, step_ids="5")
+    page.evaluate("for (const _ of '12') document.getElementById('step-form').requestSubmit()")
+    page.wait_for("document.querySelector('#messages td + td')?.innerText === '[2]'")
+    assert text(page, "stream-rows").split(": ") == ["offset 2", "55"]
+
+
+def test_late_error_of_other_model_leaves_panels(page: Page) -> None:
+    """The browser holds the request for a missing version until another model is open."""
+    page.call("Fetch.enable", patterns=[{"urlPattern": "*/versions/99"}])
+    page.evaluate("document.getElementById('version').append(new Option('99'))")
+    fill(page, version="99")
+    choose(page, "gpt")
+    (held,) = (event["params"]["requestId"] for event in page.events if event["method"] == "Fetch.requestPaused")
+    page.call("Fetch.continueRequest", requestId=held)
+    page.evaluate("fetch('/models/gpt/versions/98')")
+    page.call("Fetch.disable")
+    assert "gpt" in text(page, "facts")
+    assert page.evaluate("document.getElementById('embed').checkVisibility()")
 
 
 def test_nearest_tokens_match_api(page: Page, inspected: Server) -> None:

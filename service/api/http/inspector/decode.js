@@ -16,6 +16,17 @@ function showRows(offset) {
     ...ids.map((id, place) => tokenSpan(String(id), begin + place, `id ${id}, position ${begin + place}`)))));
 }
 
+let last = Promise.resolve(); // ends with the answer to the last message
+
+// Return a function that does `work` after the answers to earlier messages: each changes the rows and their offsets.
+function inTurn(work) {
+  return () => {
+    const done = last.then(work);
+    last = done.catch(() => {}); // shown by its own attempt
+    return done;
+  };
+}
+
 async function send(words, message, change) {
   const { offset, shape, vectors } = await stream.send(message);
   change(offset);
@@ -62,26 +73,26 @@ onSubmit(find("open-form"), place, async (isOld) => {
   showRows(rows.map((row) => row.begin));
   find("step-ids").focus();
 });
-onSubmit(find("step-form"), place, async () => {
+onSubmit(find("step-form"), place, inTurn(async () => {
   const given = find("step-ids").value.split(";").map((text) => readIntegers(text, "input_ids"));
   const ids = rows.map((_, row) => given[row] ?? []);
   if (given.length > rows.length) throw new Error(`input_ids: got ${given.length} rows, expected ${rows.length}`);
   await send(`step ${JSON.stringify(ids)}`, { input_ids: ids }, () => {
     rows = rows.map((row, index) => ({ ...row, ids: [...row.ids, ...ids[index]] }));
   });
-});
-onSubmit(find("rewind-form"), place, async () => {
+}));
+onSubmit(find("rewind-form"), place, inTurn(async () => {
   const offsets = readIntegers(find("rewind").value, "rewind");
   await send(`rewind ${JSON.stringify(offsets)}`, { rewind: offsets }, (offset) => {
     rows = rows.map(({ begin, ids }, row) => ({
       begin: Math.min(begin, offset[row]), ids: ids.slice(0, Math.max(0, offset[row] - begin)),
     }));
   });
-});
-onSubmit(find("reorder-form"), place, async () => {
+}));
+onSubmit(find("reorder-form"), place, inTurn(async () => {
   const order = readIntegers(find("reorder").value, "reorder");
   await send(`reorder ${JSON.stringify(order)}`, { reorder: order }, () => {
     rows = order.map((row) => rows[row]);
   });
-});
+}));
 find("close").addEventListener("click", () => attempt(place, async () => close()));

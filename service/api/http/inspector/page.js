@@ -24,13 +24,10 @@ function say(words, shown = true) {
   status.className = shown ? "" : "unseen";
 }
 
-let requested = 0;
-
-async function openModel(name, version) {
-  const turn = ++requested;
+async function openModel(isOld, name, version) {
   const path = version ? modelPath({ name, version }) : `/models/${encodeURIComponent(name)}`;
   const description = await getJson(path);
-  if (turn !== requested) return; // another model was chosen meanwhile
+  if (isOld()) return; // another model was chosen meanwhile
   const numbers = description.versions.toSorted((one, other) => other - one);
   versions.replaceChildren(...numbers.map((value) => element("option", {}, String(value))));
   versions.value = description.version;
@@ -52,7 +49,7 @@ function showModels(found) {
     element("option", { value: name }, random ? `${name} (random weights)` : name)));
   find("served").replaceChildren(...found.map((model) => {
     const open = element("button", { type: "button", className: "small", value: model.name }, model.name);
-    open.addEventListener("click", () => attemptOpening(() => openModel(model.name)));
+    open.addEventListener("click", () => attemptOpening((isOld) => openModel(isOld, model.name)));
     const { vocab_size: ids, max_len: limit, random_weights: random } = model;
     const limits = ids === null ? ["–", "–"]
       : [`0 to ${number(ids - 1)}`, limit === null ? "no limit" : number(limit)];
@@ -60,7 +57,7 @@ function showModels(found) {
   }));
 }
 
-async function openService() {
+async function openService(isOld) {
   showPanels([]);
   say("Loading the models.");
   // The path of a model cannot hold a slash; such an alias is a further name of a model in the list.
@@ -68,14 +65,20 @@ async function openService() {
   keyForm.hidden = true;
   showModels(found);
   const first = found.find(({ random_weights: random }) => !random) ?? found[0];
-  if (first) await openModel(first.name);
+  if (first) await openModel(isOld, first.name);
   else say("No model is ready.");
 }
 
+let attempts = 0;
+
+// Run `open`. Its argument returns whether a later attempt has begun, which the error of this one must not hide.
 async function attemptOpening(open) {
+  const turn = ++attempts;
+  const isOld = () => turn !== attempts;
   try {
-    await open();
+    await open(isOld);
   } catch (error) {
+    if (isOld()) return;
     showPanels(find("served").hasChildNodes() ? ["overview"] : []);
     say(error.message);
     if (error instanceof ApiError && error.status === 401) {
@@ -86,8 +89,8 @@ async function attemptOpening(open) {
   }
 }
 
-models.addEventListener("change", () => attemptOpening(() => openModel(models.value)));
-versions.addEventListener("change", () => attemptOpening(() => openModel(models.value, versions.value)));
+models.addEventListener("change", () => attemptOpening((isOld) => openModel(isOld, models.value)));
+versions.addEventListener("change", () => attemptOpening((isOld) => openModel(isOld, models.value, versions.value)));
 keyForm.addEventListener("submit", (event) => {
   event.preventDefault();
   setKey(find("key").value);

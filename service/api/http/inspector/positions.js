@@ -17,8 +17,7 @@ const picture = find("picture");
 function kindsOf({ manifest, outputs }) {
   const steps = manifest.front_end?.steps ?? [];
   const adds = steps.some(({ kind }) => kind === "positions");
-  const kinds = Object.keys(outputs).filter((name) => name.startsWith("rotary_"));
-  if ("bias.onnx" in manifest.graphs) kinds.push("bias");
+  const kinds = Object.keys(outputs).filter((name) => name === "bias" || name.startsWith("rotary_"));
   return adds ? ["position_embeddings", ...kinds] : kinds;
 }
 
@@ -30,8 +29,7 @@ async function readRows(kind, first, count) {
   }
   const body = { query_length: count, key_length: first + count, query_offset: first, encoding: "base64" };
   const answer = await (await request(`${modelPath(model)}/bias`, { body })).json();
-  const values = decodeFloats(answer.bias ?? answer.relative_positions);
-  return splitVectors(values, answer.shape.at(-1)).slice(0, count); // of the first head
+  return splitVectors(decodeFloats(answer.bias), answer.shape.at(-1)).slice(0, count); // of the first head
 }
 
 // Return the largest legal offset + tokens for a kind of picture; null without a limit.
