@@ -48,7 +48,8 @@ COPY --from=package /build/dist dist
 ARG PROVIDER
 # Without an index, a missing dependency fails the build.
 RUN pip install --no-index --find-links dist "preblock[$PROVIDER,export]"
-USER preblock
+# A number: Kubernetes cannot tell from a name that a user is not root.
+USER 10001:10001
 ENV PREBLOCK_HOST=0.0.0.0 \
     PREBLOCK_REPOSITORY=/models \
     PREBLOCK_CACHE_DIR=/tmp/preblock

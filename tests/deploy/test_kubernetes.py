@@ -185,6 +185,9 @@ def test_pod_is_confined_and_has_time_to_end() -> None:
     assert pod["terminationGracePeriodSeconds"] >= pause + Settings().shutdown_timeout_seconds + 10
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert f"--uid {pod['securityContext']['runAsUser']} " in (ROOT / "Dockerfile").read_text()
+    # Else a kubelet refuses an image whose user is a name.
+    assert runtime()["securityContext"]["runAsNonRoot"] is True
+    assert f"\nUSER {pod['securityContext']['runAsUser']}:" in (ROOT / "Dockerfile").read_text()
     assert container()["securityContext"]["readOnlyRootFilesystem"] is True
     assert container()["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert pod["enableServiceLinks"] is False
