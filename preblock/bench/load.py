@@ -75,6 +75,7 @@ async def _measure(
         reporting = asyncio.create_task(_report_progress(result, report))
         await asyncio.gather(*(driver.run(result.begin + seconds, result) for driver in drivers))
         reporting.cancel()
+        result.end = max(result.end, result.begin + seconds)  # if the last requests failed
     finally:
         for driver in drivers:
             driver.connection.close()

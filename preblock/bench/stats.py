@@ -21,7 +21,7 @@ class LoadResult:
         shape: rows, and tokens per row.
         connections: number of concurrent connections.
         begin: start, on the clock of `time.perf_counter`.
-        end: time of the last answer.
+        end: time of the last answer, and of the measurement at least.
         latencies: seconds of each successful request.
         received: bytes of the successful answers, over HTTP with their headers.
         errors: number of failed requests, by kind.
@@ -57,7 +57,7 @@ class LoadResult:
 
     @property
     def seconds(self) -> float:
-        """Time from the first request to the last answer; 0 without a successful request."""
+        """Time from the first request to `end`; 0 without a successful request."""
         return self.end - self.begin if self.requests else 0.0
 
     @property
