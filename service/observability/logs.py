@@ -244,6 +244,19 @@ class ExpectedFailureFilter(logging.Filter):
         return not any(failure in message for failure in CLIENT_FAILURES)
 
 
+CONTROLS = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
+"""Characters that end a line or move the cursor, and how a line shows them."""
+
+
+class TextFormatter(logging.Formatter):
+    """Writes a line as text. A name in a broken artifact cannot forge another line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line without the traceback."""
+        record.message = record.message.translate(CONTROLS)
+        return super().formatMessage(record)
+
+
 class JsonFormatter(logging.Formatter):
     """Writes a line as one JSON object."""
 
@@ -276,7 +289,7 @@ def configuration(form: Literal["text", "json"], level: str) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {
-            "text": {"format": "%(asctime)s %(levelname)s %(name)s%(of)s: %(message)s%(ids)s"},
+            "text": {"()": TextFormatter, "fmt": "%(asctime)s %(levelname)s %(name)s%(of)s: %(message)s%(ids)s"},
             "json": {"()": JsonFormatter},
         },
         "filters": {"failures": {"()": ExpectedFailureFilter}, "request": {"()": RequestIdFilter}},

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from logging.config import DictConfigurator
 from pathlib import Path
 
 import httpx
@@ -25,6 +26,7 @@ from preblock.service.observability.logs import (
     JsonFormatter,
     LogWriter,
     RequestIdFilter,
+    configuration,
 )
 from tests.support.artifacts import make_repository
 from tests.support.engines import live_settings
@@ -232,6 +234,18 @@ def test_log_line_with_wrong_arguments_is_written_with_reason(pipe: tuple[int, i
     log.flush()
     log.close()
     assert os.read(pipe[0], 4096).decode().startswith("WARNING a.library: '%d tokens' (not formatted: ")
+
+
+def test_line_break_in_message_begins_no_line(pipe: tuple[int, int]) -> None:
+    formatters = DictConfigurator(configuration("text", "info"))
+    log = LogWriter(pipe[1])
+    log.addFilter(RequestIdFilter())
+    log.setFormatter(formatters.configure_formatter(formatters.config["formatters"]["text"]))
+    log.handle(record("no graph %s", "a\nINFO \x1b[31mforged\u2028"))
+    log.flush()
+    log.close()
+    line = os.read(pipe[0], 4096).decode()
+    assert line.endswith(" WARNING a.library: no graph a\\nINFO \\x1b[31mforged\\u2028\n")
 
 
 def test_unwritable_log_lines_are_counted_as_dropped(pipe: tuple[int, int]) -> None:
