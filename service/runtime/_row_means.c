@@ -27,10 +27,11 @@ static int fits(const Py_buffer *vectors, const Py_buffer *lengths, const Py_buf
         return 0;
     }
     const int64_t *length = lengths->buf, *at = place->buf;
-    int64_t left = vectors->len / (4 * width) + at[1];
-    for (Py_ssize_t row = at[0] < 0 || at[1] < 0 ? rows : at[0]; left > 0 && row < rows && length[row] > 0; row++)
-        left -= length[row] < left ? length[row] : left;
-    if (left > 0) {
+    int64_t left = vectors->len / (4 * width), taken = at[1];
+    int begun = at[0] >= 0 && taken >= 0;
+    for (Py_ssize_t row = begun ? at[0] : rows; left > 0 && row < rows && length[row] > taken; row++, taken = 0)
+        left -= length[row] - taken < left ? length[row] - taken : left;
+    if (!begun || left > 0) {
         PyErr_Format(PyExc_ValueError, "vectors: got %zd, expected at most as many as the rows from %lld on have",
                      vectors->len / (4 * width), (long long)at[0]);
         return 0;

@@ -59,7 +59,7 @@ WRONG = [
     *(("gather_rows", "tables", value) for value in ((), (table(8), table(9)), (object(),))),
     *(("add_to_means", "vectors", value) for value in (floats(4, 2), floats(3))),
     *(("add_to_means", "lengths", value) for value in (np.array([1, 0]), at_odd_address(16).view(np.int64))),
-    *(("add_to_means", "place", np.array(value)) for value in ([2, 0], [-1, 0], [0, -1], [0, 0, 0])),
+    *(("add_to_means", "place", np.array(value)) for value in ([2, 0], [-1, 0], [0, -1], [-1, -9], [0, 0, 0])),
     *(("add_to_means", "means", floats(3, 2)), ("add_to_means", "total", np.zeros(0))),
     *(("average_rows", "ids", value) for value in (ids(4), np.zeros(25, np.uint8))),
     *(("average_rows", "lengths", np.array(value)) for value in ([3, 0], [4, -1], [2**62, 2**62])),
