@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from numpy.lib.format import read_array
+from numpy.lib.format import open_memmap
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import CONTEXT, NGRAMS
@@ -39,9 +39,8 @@ def read_token_ids(file: Path | None) -> Int64 | None:
         return None
     got, expected = str(file), "a .npy file of token ids, int64 [rows, length]"
     try:
-        with file.open("rb") as stream:
-            ids: Int64 = read_array(stream, allow_pickle=False)
-    except (OSError, ValueError) as error:
+        ids: Int64 = np.array(open_memmap(file, mode="r"))  # checks the size before it allocates memory
+    except Exception as error:  # NumPy's parser of headers raises many kinds of errors
         raise Invalid(FIELD, got, expected, message=f"{FIELD} {file} cannot be read: {error}") from error
     if ids.dtype != np.int64 or ids.ndim != 2 or not ids.size:
         message = f"{FIELD} {file} has {ids.dtype} {list(ids.shape)}, expected {expected}"
