@@ -190,7 +190,7 @@ class Repository:
         self._models: dict[str, dict[int, ServedModel]] = {}
         self._lost: set[tuple[str, int]] = set()
         self._entries: dict[tuple[str, int], VersionEntry] = {}
-        self._refresh_lock = Lock()
+        self._refresh_lock, self._entries_lock = Lock(), Lock()
         self._opened = self._is_idle = False
         self.listeners: list[Callable[[], None]] = []
         self.refresh(loaded, versions)
@@ -234,7 +234,10 @@ class Repository:
                     entries[name, version] = entry
             finally:
                 checksums.save()
-            before = self._replace_entries(entries)
+            with self._entries_lock:
+                # A file may have changed since its version was read here.
+                entries = {key: entry.check_references() for key, entry in entries.items()}
+                before = self._replace_entries(entries)
             self._is_idle = loaded is not None and not any(name in loaded for name, _ in entries)
             gone = [VersionState(*key, "UNAVAILABLE", "gone") for key in before if key not in entries]
             known = {entry.state for entry in before.values()}
@@ -250,7 +253,8 @@ class Repository:
         opened = fingerprint(folder, references)
         watched = tuple(dict.fromkeys((*references, *before.references)))  # the old model may be kept
         seen = fingerprint(folder, watched)
-        self._entries = self._entries | {(name, version): before._replace(state=loading, seen=None)}
+        with self._entries_lock:
+            self._entries = self._entries | {(name, version): before._replace(state=loading, seen=None)}
         try:
             model = self._load(name, version, folder, checksums)
         except Exception as error:  # onnxruntime's exceptions share no narrower parent
@@ -284,7 +288,7 @@ class Repository:
 
     def drop_changed(self) -> None:
         """Drop each version that refers to a file changed since it was opened; `find` then raises Unavailable."""
-        with self._refresh_lock:
+        with self._entries_lock:
             self._replace_entries({key: entry.check_references() for key, entry in self._entries.items()})
 
     def _replace_entries(self, entries: dict[tuple[str, int], VersionEntry]) -> dict[tuple[str, int], VersionEntry]:

@@ -3,7 +3,10 @@
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import ml_dtypes
@@ -11,8 +14,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from preblock.service.artifacts.checksums import Checksums
 from preblock.service.artifacts.names import MANIFEST
 from preblock.service.core.errors import ArtifactError, NotFound, Unavailable
+from preblock.service.runtime.loader import ModelLoader
+from preblock.service.runtime.model import ServedModel
+from preblock.service.runtime.repository import Repository
 from tests.service.artifacts.broken_artifacts import change_part, change_table
 from tests.support.artifacts import copy_artifact
 from tests.support.references import SHARD, edit_manifest, make_referenced, open_repository, refer
@@ -266,6 +273,40 @@ def test_changed_file_takes_the_version_out_of_service(
     (state,) = repository.refresh()
     assert state.state == "READY"
     assert repository.get("ngrams").version == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldLoader(ModelLoader):
+    """Opens `slow` when it may."""
+
+    begun: Event = field(default_factory=Event)
+    may: Event = field(default_factory=Event)
+
+    def load(self, name: str, version: int, folder: Path, checksums: Checksums) -> ServedModel:
+        if name == "slow":
+            self.begun.set()
+            assert self.may.wait(60)
+        return super().load(name, version, folder, checksums)
+
+
+def test_version_with_changed_file_stops_during_a_refresh(folder: Path, shard: Path) -> None:
+    loader = HeldLoader(reference_roots=(shard.parent,))
+    repository = Repository(folder.parents[1], loader)
+    copy_artifact("gpt", folder.parents[1], "slow")
+    with ThreadPoolExecutor() as threads:
+        refreshed = threads.submit(repository.refresh)
+        try:
+            assert loader.begun.wait(60)
+            os.utime(shard)
+            threads.submit(repository.drop_changed).result(10)
+            with pytest.raises(Unavailable):
+                repository.get("ngrams")
+        finally:
+            loader.may.set()
+        refreshed.result(60)
+    assert repository.get("slow").version == 1
+    with pytest.raises(Unavailable):
+        repository.get("ngrams")
 
 
 def test_file_that_returns_brings_the_version_back(folder: Path, shard: Path, tmp_path: Path) -> None:
