@@ -101,11 +101,13 @@ def version_of(*packages: str) -> str:
 
 
 def worker_processes() -> set[int]:
-    """Return the ids of the serving processes; ended ones may be among them."""
+    """Return the ids of the serving processes."""
     folder = os.environ.get(FOLDER)
     if folder is None:
         return {os.getpid()}
-    return {int(found[1]) for file in Path(folder).iterdir() if (found := re.search(r"_(\d+)\.db$", file.name))}
+    named = {int(found[1]) for file in Path(folder).iterdir() if (found := re.search(r"_(\d+)\.db$", file.name))}
+    # Any process may have got the id of an ended worker.
+    return {pid for pid in named if (fields := read_stat(pid)) is not None and int(fields[1]) == os.getppid()}
 
 
 def service_processes() -> set[int]:

@@ -22,6 +22,7 @@ from preblock.service.runtime.worker_states import (
     applied,
     applied_file,
     behind,
+    forget_ended,
     read_desired,
     write_change,
 )
@@ -89,6 +90,8 @@ class ModelControl:
         """Apply the latest change before the first request. From here on the other workers wait for this one."""
         if self._mode == "explicit" and self._shared is not None:
             with suppress(ArtifactError, Unavailable):  # `run` tries it again
+                with _named_errors(WORKER_FOLDER):
+                    forget_ended(self._shared)
                 self._record(self._shared, self._desired)
                 await self._reconcile()
 

@@ -91,6 +91,13 @@ def applied_file(shared: Path, pid: int) -> Path:
     return shared / f"{pid}.followed"
 
 
+def forget_ended(shared: Path) -> None:
+    """Remove the states of ended workers, before another process gets the id of one."""
+    for file in shared.glob("*.followed"):
+        if not Path(f"/proc/{file.stem}").exists():
+            file.unlink(missing_ok=True)
+
+
 def behind(shared: Path, number: int) -> list[int]:
     """Return the ids of running workers without the change of a number."""
     return [pid for pid, state in applied(shared).items() if state.number < number]

@@ -22,12 +22,14 @@ from preblock.service.observability.instruments import BUCKETS_SECONDS, MAX_BATC
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.process_metrics import (
+    FOLDER,
     PAGE_BYTES,
     RESIDENT,
     count_descriptors,
     read_stat,
     remove_dead_gauges,
     version_of,
+    worker_processes,
 )
 from tests.support.engines import live_settings
 from tests.support.processes import fork_servers, status_bytes, workers
@@ -191,6 +193,15 @@ def test_ended_process_has_no_usage() -> None:
     assert fields is not None
     assert PAGE_BYTES * int(fields[RESIDENT]) == pytest.approx(status_bytes(os.getpid(), "VmRSS"), rel=0.1)
     assert count_descriptors(os.getpid()) > 2
+
+
+def test_process_with_id_of_ended_worker_is_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        for pid in (other.pid, os.getpid()):
+            (tmp_path / f"counter_{pid}.db").touch()
+        found = worker_processes()
+    assert found == {os.getpid()}
 
 
 def test_version_of_returns_first_installed_package() -> None:

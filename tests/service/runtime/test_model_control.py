@@ -5,6 +5,7 @@ import errno
 import gc
 import os
 import shutil
+import subprocess
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -255,9 +256,13 @@ def worker(root: Path, tmp_path: Path) -> tuple[ModelControl, Path]:
 
 def test_worker_joins_with_the_latest_change(worker: tuple[ModelControl, Path], root: Path) -> None:
     control, shared = worker
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    applied_file(shared, ended.pid).write_text(AppliedState().model_dump_json())
     number = write_change(shared, root, "gpt", unloaded=True)
     asyncio.run(control.join())
     assert applied(shared) == {os.getpid(): AppliedState(number=number)}
+    assert not applied_file(shared, ended.pid).exists()  # changes would wait for the next process with this id
     with pytest.raises(NotFound):
         control._repository.get("gpt")
 
