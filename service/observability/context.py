@@ -243,9 +243,7 @@ class RequestContext:
 
     def release(self) -> None:
         """Release the memory of the response. The transport calls this when the client has read it, or has left."""
-        size, self.held = self.held, 0
-        if size and self._memory is not None:
-            self._memory.release(size)
+        self.keep(0)
 
     def set_status(self, status: int | str) -> None:
         """Set the status of the response."""
