@@ -36,6 +36,7 @@ from preblock.service.artifacts.references import check_references, read_signatu
 from preblock.service.core.errors import ArtifactError, Unavailable
 from preblock.service.core.files import FileSignature, signature_of
 from preblock.service.core.tasks import start_thread
+from preblock.service.core.types import POSITION_ROWS
 from preblock.service.runtime.cuda_embedding import CudaLookup
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, map_tables
 from preblock.service.runtime.means import map_lookup
@@ -66,8 +67,14 @@ def _check_widths(manifest: Manifest | StemManifest) -> None:
             raise ArtifactError(f"{MANIFEST} {name}", width, f"{widths.get(output)}, the width of {output}")
 
 
+OWN_INPUTS = frozenset(("input_ids", "position_ids", POSITION_ROWS, "attention_mask", "offset", CONTEXT))
+"""Inputs with a meaning of their own in a request. A further input with such a name would replace them."""
+
+
 def _check_inputs(manifest: Manifest) -> None:
     """Compare the inputs of the token graphs with the manifest."""
+    if taken := OWN_INPUTS & manifest.indices.keys():
+        raise ArtifactError(f"{MANIFEST} indices", ", ".join(sorted(taken)), "names of further inputs")
     if missing := {"input_ids", *manifest.indices} - {tensor.name for tensor in manifest.graphs[GRAPH].inputs}:
         raise ArtifactError(f"{MANIFEST} indices", ", ".join(sorted(missing)), f"inputs of {GRAPH}")
     known = {"input_ids", "offset", "attention_mask", *([CONTEXT] if manifest.history else []), *manifest.indices}

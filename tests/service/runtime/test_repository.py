@@ -101,6 +101,8 @@ def graph_of(*inputs: str) -> dict[str, Any]:
         ),
         ("ngrams", {"history": {"tokens": 2, "reset_id": 99}}, "history.reset_id: got 99"),
         ("ngrams", {"history": {"tokens": 10**12, "reset_id": 2}}, "history.tokens: got 1000000000000, expected at"),
+        ("gpt", {"indices": {"input_ids": 7}}, "indices: got input_ids, expected names of further inputs"),
+        ("gpt", {"indices": {"offset": 6}}, "indices: got offset, expected names of further inputs"),
         ("llama", {"max_len": 2**62 + 1}, f"max_len: got {2**62 + 1}, expected at most {2**62}"),
     ],
 )
