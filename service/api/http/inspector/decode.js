@@ -19,9 +19,11 @@ function showRows(offset) {
 let last = Promise.resolve(); // ends with the answer to the last message
 
 // Return a function that does `work` after the answers to earlier messages: each changes the rows and their offsets.
+// It does nothing if the stream is another one by then.
 function inTurn(work) {
   return () => {
-    const done = last.then(work);
+    const opened = stream;
+    const done = last.then(() => stream === opened && work());
     last = done.catch(() => {}); // shown by its own attempt
     return done;
   };
@@ -41,6 +43,7 @@ async function send(words, message, change) {
 function close() {
   stream?.close();
   stream = null;
+  last = Promise.resolve(); // a broken connection may still wait for an answer
   find("stream").hidden = true;
 }
 
