@@ -35,7 +35,7 @@ class CustomFrontEnd(nn.Module):
             (B,), the number of tokens already fed; or `forward(input_ids, past_length: int)` with one number for all
             rows. The second must not have the name of another input, such as `token_type_ids`. Returns
             float32 (B, L, D). A vector must depend on its own id and position alone. Put checks on values under
-            `if not torch.compiler.is_compiling()`, because the exporter cannot trace them.
+            `if not torch.compiler.is_exporting()`, because the exporter cannot trace them.
         vocab_size: legal ids are 0 to V - 1.
         max_len: M, the largest legal offset + L; at most 2^24.
         exact: whether the graph must equal the module bit for bit; default False, for norms, projections, other sums.
@@ -76,7 +76,7 @@ class CustomFrontEnd(nn.Module):
         vectors: Tensor
         if not self._takes_number:
             vectors = self.module(input_ids, offset.expand(input_ids.shape[0]) if self.row_offsets else offset)
-        elif torch.compiler.is_compiling():
+        elif torch.compiler.is_exporting():
             vectors = self._traced(input_ids, offset)
         elif len(offset) == 1:
             vectors = self.module(input_ids, int(offset))

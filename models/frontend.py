@@ -295,7 +295,7 @@ class FrontEnd(nn.Module):
         position_ids: Tensor | None,
     ) -> Tensor:
         """Return the row in the position table of each token: int64 (1 or B, L)."""
-        checked = not torch.compiler.is_compiling()
+        checked = not torch.compiler.is_exporting()
         if checked:
             check_position_ids(input_ids, position_ids, offset)
         if position_ids is not None or step.counts == "slots":

@@ -1,6 +1,10 @@
 """The PyTorch module of each step of a front-end, and of its attention bias."""
 
+from functools import partial
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from preblock.models.config import FrontEndConfig
@@ -49,9 +53,7 @@ def build_module(step: Step, width: int, config: FrontEndConfig, init: Initialis
         case Positions(grid=(height, columns), table="factorised"):
             return FactorisedCells(width, height, columns, init, std)
         case Positions(grid=(height, columns), table="exact"):
-            with torch.device("cpu"):  # derived, as below
-                cells = torch.zeros((1, height * columns), dtype=torch.int64)
-                return FixedPositionalEncoding(SinusoidalGridEncoding(width, height, columns)(cells)[0])
+            return FixedPositionalEncoding(partial(_grid_table, width, height, columns))
         case Positions(table="hybrid"):
             return HybridPositionalEncoding(width, step.rows, dropout=0.0, init=init, std=std)
         case Positions(table="learned"):
@@ -59,10 +61,7 @@ def build_module(step: Step, width: int, config: FrontEndConfig, init: Initialis
         case Positions(table="exact"):
             return SinusoidalPositionalEncoding(width, step.rows, dropout=0.0)
         case Positions():
-            # Needed also without storage for the parameters: this tensor is derived, and never loaded.
-            table = torch.from_numpy(library_table(step.table, step.rows, width, step.zero_row))
-            table = table.to(getattr(torch, config.arithmetic)).to(torch.float32)
-            return FixedPositionalEncoding(table)
+            return FixedPositionalEncoding(partial(_rounded_table, step, width, config.arithmetic))
         case Norm():
             return nn.LayerNorm(width, eps=step.eps, bias=step.bias is not None)
         case RmsNorm():
@@ -71,6 +70,19 @@ def build_module(step: Step, width: int, config: FrontEndConfig, init: Initialis
             return nn.Linear(width, step.width, bias=step.bias is not None)
         case _:
             return None
+
+
+def _grid_table(width: int, height: int, columns: int) -> NDArray[np.float32]:
+    with torch.device("cpu"):
+        cells = torch.zeros((1, height * columns), dtype=torch.int64)
+        table: NDArray[np.float32] = SinusoidalGridEncoding(width, height, columns)(cells)[0].numpy()
+    return table
+
+
+def _rounded_table(step: Positions, width: int, arithmetic: str) -> NDArray[np.float32]:
+    table = torch.from_numpy(library_table(step.table, step.rows, width, step.zero_row))
+    rounded: NDArray[np.float32] = table.to(getattr(torch, arithmetic)).to(torch.float32).numpy()
+    return rounded
 
 
 Bias = AlibiBias | T5RelativeBias | RelativeSinusoid

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from preblock.models.modules.bias import AlibiConfig, alibi_slopes
-from preblock.models.modules.derived_buffer import DerivedBuffer
+from preblock.models.modules.derived_buffer import DerivedBuffers
 from preblock.models.modules.relative_positions import check_lengths, relative_positions
 
 
-class AlibiBias(DerivedBuffer):
+class AlibiBias(DerivedBuffers):
     """A bias -m * distance on the attention scores, with a fixed slope m per head (Press et al. 2022, section 3).
 
     The distance is query position less key position: the bias is 0 at the query's own position and falls towards
@@ -50,7 +50,7 @@ class AlibiBias(DerivedBuffer):
         divisor: float = 1.0,
     ) -> None:
         config = AlibiConfig(heads=heads, anchor=anchor, recipe=recipe, arithmetic=arithmetic, divisor=divisor)
-        super().__init__("slopes", partial(alibi_slopes, config))
+        super().__init__(slopes=partial(alibi_slopes, config))
         self.heads, self.anchor, self.recipe = heads, anchor, recipe
         self.arithmetic, self.divisor = arithmetic, divisor
 

@@ -123,7 +123,7 @@ class LearnedGridEncoding(nn.Module):
         """
         ids = _ids_of(x, position_ids, self.height, self.width)
         # The exporter cannot follow a check on values.
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_exporting():
             check_levels(x, ids, {"row": self.height, "column": self.width})
         row, column = ids.unbind(-1)
         return join(x, F.embedding(row * self.width + column, self.weight), self.dropout)

@@ -88,7 +88,7 @@ class HierarchicalPositionalEncoding(nn.Module):
 
         """
         # The exporter cannot follow a check on values.
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_exporting():
             check_levels(x, position_ids, self.levels)
         indices = zip(self.levels, position_ids.unbind(-1), strict=True)
         vectors = reduce(torch.add, [F.embedding(ids, self.tables[level]) for level, ids in indices])

@@ -70,7 +70,7 @@ class HybridPositionalEncoding(nn.Module):
         """
         positions = positions_of(x, position_ids, offset)
         # The exporter cannot follow a choice by value: its graph holds both parts.
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_exporting():
             check_position_ids(x, position_ids, offset)
             if not positions.numel() or int(positions.max()) < self.max_len:
                 return join(x, F.embedding(positions, self.weight), self.dropout)

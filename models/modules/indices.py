@@ -18,7 +18,7 @@ def check_indices(family: str, known: Mapping[str, int], input_ids: Tensor, give
         if name not in known:
             allowed = ", ".join(known) or "none"
             raise ValueError(f"{name}: the front-end {family!r} has no such index, expected {allowed}")
-        if torch.compiler.is_compiling():  # the exporter cannot follow a check on values
+        if torch.compiler.is_exporting():  # the exporter cannot follow a check on values
             continue
         if index.shape not in ((1, length), (batch, length)):
             expected = f"(1, {length}) or ({batch}, {length})"

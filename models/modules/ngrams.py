@@ -3,16 +3,18 @@
 Letters: B batch, L length, N layers, n largest number of tokens of an n-gram, H heads of a layer, E width of a layer.
 """
 
-from itertools import accumulate
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from preblock.models.modules.derived_buffer import DerivedBuffers
 from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.tokens import TokenEmbedding
 
 
-class NgramEmbeddings(nn.Module):
+class NgramEmbeddings(DerivedBuffers):
     """The n-gram embeddings of all layers of a token.
 
     A head hashes the last 2 to n ids: the exclusive or of each id times its factor, modulo the rows of the head.
@@ -29,19 +31,18 @@ class NgramEmbeddings(nn.Module):
     begins: Tensor
 
     def __init__(self, config: NgramConfig, vocab_size: int) -> None:
-        super().__init__()
+        rows = np.array(config.head_rows)
+        begins, shape = rows.cumsum(1) - rows, (len(config.layers), config.history, config.heads)
+        derived = {
+            "factors": config.multipliers(vocab_size),
+            "rows": rows.reshape(shape),
+            "begins": begins.reshape(shape),
+        }
+        super().__init__(**{name: partial(np.array, values) for name, values in derived.items()})
         self.config = config
         width = config.width // config.heads_of_layer
         stored = () if config.referenced else config.table_rows
         self.tables = nn.ModuleList(TokenEmbedding(rows, width) for rows in stored)
-        # Needed also without storage for the parameters: these tensors are derived, and never loaded.
-        with torch.device("cpu"):
-            shape = (len(config.layers), config.history, config.heads)
-            rows = torch.tensor(config.head_rows)
-            begins = torch.tensor([list(accumulate(heads, initial=0))[:-1] for heads in config.head_rows])
-            self.register_buffer("factors", torch.tensor(config.multipliers(vocab_size)), persistent=False)
-            self.register_buffer("rows", rows.reshape(shape), persistent=False)
-            self.register_buffer("begins", begins.reshape(shape), persistent=False)
 
     def row_ids(self, input_ids: Tensor, context: Tensor | None = None) -> Tensor:
         """Return the row of each head in the table of its layer, int64 (B, L, N, H).

@@ -3,10 +3,16 @@
 Letters: B batch, L length, D model width, M maximum length.
 """
 
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from preblock.models.modules.derived_buffer import DerivedBuffers
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser, initialise_
 from preblock.models.modules.sinusoids import Sinusoid
 
@@ -99,7 +105,7 @@ class LearnedPositionalEncoding(nn.Module):
 
         """
         # The exporter cannot follow a check on values; the service makes it before the graph runs.
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_exporting():
             self._check(x, position_ids, offset)
         return join(x, F.embedding(positions_of(x, position_ids, offset), self.weight), self.dropout)
 
@@ -121,7 +127,7 @@ class LearnedPositionalEncoding(nn.Module):
         return f"max_len={self.max_len}, d_model={self.weight.shape[1]}"
 
 
-class SinusoidalPositionalEncoding(nn.Module):
+class SinusoidalPositionalEncoding(DerivedBuffers):
     """Fixed sinusoids of the position, without parameters (Vaswani et al. 2017, section 3.5).
 
     Args:
@@ -137,6 +143,7 @@ class SinusoidalPositionalEncoding(nn.Module):
 
     """
 
+    follows_type = True
     table: Tensor
 
     def __init__(
@@ -147,13 +154,9 @@ class SinusoidalPositionalEncoding(nn.Module):
         base: float = 10000.0,
         pad_odd: bool = False,
     ) -> None:
-        super().__init__()
-        self.max_len = max_len
-        self.sinusoid = Sinusoid(d_model, base, pad_odd)
-        # Needed also without storage for the parameters: this tensor is derived, and never loaded.
-        # In chunks, to bound the working memory.
-        parts = torch.split(torch.arange(max_len, device="cpu"), 1024)
-        self.register_buffer("table", torch.cat([self.sinusoid(part) for part in parts]), persistent=False)
+        sinusoid = Sinusoid(d_model, base, pad_odd)
+        super().__init__(table=partial(_tabulate, sinusoid, max_len))
+        self.max_len, self.sinusoid = max_len, sinusoid
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, position_ids: Tensor | None = None, offset: int | Tensor = 0) -> Tensor:
@@ -163,10 +166,10 @@ class SinusoidalPositionalEncoding(nn.Module):
             ValueError: a position is negative.
 
         """
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_exporting():
             check_position_ids(x, position_ids, offset)
         positions = positions_of(x, position_ids, offset)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_exporting():
             computed = self.max_len == 0
         else:
             computed = positions.numel() > 0 and int(positions.max()) >= self.max_len
@@ -178,19 +181,26 @@ class SinusoidalPositionalEncoding(nn.Module):
         return f"max_len={self.max_len}, d_model={self.sinusoid.d_model}"
 
 
-class FixedPositionalEncoding(nn.Module):
+def _tabulate(sinusoid: Sinusoid, rows: int) -> NDArray[np.float32]:
+    """Return the sinusoids of the positions 0 to `rows` - 1, computed in chunks, to bound the working memory."""
+    parts = torch.split(torch.arange(rows, device="cpu"), 1024)
+    table: NDArray[np.float32] = torch.cat([sinusoid(part) for part in parts]).numpy()
+    return table
+
+
+class FixedPositionalEncoding(DerivedBuffers):
     """A derived table of positions, as in published models: a buffer, neither trained nor saved.
 
     Args:
-        table: float (M, D).
+        derive: returns the table, float32 (M, D).
 
     """
 
+    follows_type = True
     table: Tensor
 
-    def __init__(self, table: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("table", table, persistent=False)
+    def __init__(self, derive: Callable[[], NDArray[np.float32]]) -> None:
+        super().__init__(table=derive)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
         """Add to `x` (B, L, D) the rows `position_ids`, int64 (1 or B, L).

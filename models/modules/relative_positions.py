@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from preblock.models.modules.bias import T5Config, relative_frequencies, t5_borders
-from preblock.models.modules.derived_buffer import DerivedBuffer
+from preblock.models.modules.derived_buffer import DerivedBuffers
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser, initialise_
 
 
@@ -42,7 +42,7 @@ def check_lengths(**lengths: int) -> None:
 
     """
     # In an export the lengths are symbols, and a check on them would become a condition of the graph.
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_exporting():
         return
     for name, length in lengths.items():
         if length < 0:
@@ -115,7 +115,7 @@ class T5RelativeBias(nn.Module):
         return f"heads={heads}, buckets={buckets}, max_distance={self.max_distance}, bidirectional={self.bidirectional}"
 
 
-class RelativeSinusoid(DerivedBuffer):
+class RelativeSinusoid(DerivedBuffers):
     """Sinusoids of the distances between Q queries and K keys; the last query stands at the last key (Dai et al.
     2019, section 3.3; Yang et al. 2019).
 
@@ -142,7 +142,7 @@ class RelativeSinusoid(DerivedBuffer):
             raise ValueError(f"d_model: got {d_model}, expected an even width of 2 or more")
         if clamp_len is not None and clamp_len < 1:
             raise ValueError(f"clamp_len: got {clamp_len}, expected 1 or more, or None")
-        super().__init__("frequencies", partial(relative_frequencies, d_model))
+        super().__init__(frequencies=partial(relative_frequencies, d_model))
         self.d_model, self.clamp_len, self.bidirectional = d_model, clamp_len, bidirectional
 
     def forward(self, query_length: int, key_length: int) -> Tensor:

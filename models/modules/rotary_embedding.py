@@ -9,12 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from preblock.models.modules.derived_buffer import DerivedBuffer
+from preblock.models.modules.derived_buffer import DerivedBuffers
 from preblock.models.modules.positions import check_position_ids, positions_of
 from preblock.models.modules.rotary_config import RotaryConfig, attention_factor, rotary_frequencies
 
 
-class RotaryEmbedding(DerivedBuffer):
+class RotaryEmbedding(DerivedBuffers):
     """Cosines and sines of the angles, for `rotate` (Su et al. 2021, section 3.2.2). It has no parameters.
 
     The angles are float32 products of position and frequency, as published models compute them: equal to those
@@ -29,7 +29,7 @@ class RotaryEmbedding(DerivedBuffer):
     frequencies: Tensor
 
     def __init__(self, config: RotaryConfig) -> None:
-        super().__init__("frequencies", partial(rotary_frequencies, config))
+        super().__init__(frequencies=partial(rotary_frequencies, config))
         self.config = config
         self.attention_factor = attention_factor(config)
 
@@ -49,15 +49,15 @@ class RotaryEmbedding(DerivedBuffer):
 
         """
         # The exporter cannot follow a check on values; the service makes it before the graph runs.
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_exporting():
             check_position_ids(x, position_ids, offset)
         positions = positions_of(x, position_ids, offset)
-        if self.config.length and not torch.compiler.is_compiling() and positions.numel():
+        if self.config.length and not torch.compiler.is_exporting() and positions.numel():
             highest = int(positions.max())
             if highest >= self.config.length:
                 raise ValueError(f"position: got {highest}, expected 0 to {self.config.length - 1}")
         angle = positions.unsqueeze(-1).to(self.frequencies.dtype) * self.frequencies
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_exporting():
             # The last bit of onnxruntime's float32 cosine depends on the place of an angle in the tensor.
             angle = angle.to(torch.float64)
         cos, sin = (part.to(torch.float32) * self.attention_factor for part in (angle.cos(), angle.sin()))

@@ -69,7 +69,7 @@ class Sinusoid(nn.Module):
 
         """
         # The exporter cannot follow a check on values.
-        if not torch.compiler.is_compiling() and positions.numel():
+        if not torch.compiler.is_exporting() and positions.numel():
             _check_positions(positions)
         position = positions.to(torch.float64).unsqueeze(-1)
         first, second, third, rest = (part.to(positions.device) for part in self.turns)

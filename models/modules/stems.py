@@ -131,7 +131,7 @@ class PatchStem(nn.Module):
             ValueError: the channels or the size are others.
 
         """
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_exporting():
             self.signature.check(pixel_values.shape)
         grid = self.patches(pixel_values)
         patches = grid.flatten(2).transpose(1, 2)
@@ -142,7 +142,7 @@ class PatchStem(nn.Module):
         """Return the positions (1 + height * width, D) of a grid of patches."""
         side = self.config.side
         table = self.positions[1:].reshape(side, side, -1)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_exporting():
             # onnxruntime's resizing takes many times as long as two products. They do not change the native table.
             repeated = torch.tensor([0, 0, *range(side), side - 1, side - 1], device=table.device)
             table = table.index_select(0, repeated).index_select(1, repeated)
@@ -206,7 +206,7 @@ class AudioStem(nn.Module):
             ValueError: the channels or the frames are others.
 
         """
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_exporting():
             self.signature.check(input_features.shape)
         x = F.gelu(self.conv2(F.gelu(self.conv1(input_features))))
         return x.transpose(1, 2) + self.positions

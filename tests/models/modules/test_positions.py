@@ -11,6 +11,8 @@ from transformers.models.detr.modeling_detr import DetrSinePositionEmbedding
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 from transformers.models.pix2struct.modeling_pix2struct import Pix2StructVisionEmbeddings
 
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.grid import (
     FactorisedGridEncoding,
@@ -24,6 +26,9 @@ from preblock.models.modules.positions import LearnedPositionalEncoding, Sinusoi
 from preblock.models.modules.relative_positions import RelativeSinusoid
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from preblock.models.modules.sinusoids import Sinusoid, sinusoid
+from preblock.models.modules.stems import PatchConfig, PatchStem
+from preblock.models.steps import Positions, Tokens
+from tests.models.front_ends import NGRAMS
 from tests.models.modules.published_rotary import CONFIGS, IDS
 from tests.models.rejections import rejection
 
@@ -297,6 +302,30 @@ def test_derived_values_are_no_state_and_stay_float32() -> None:
         module.to("meta")
         assert {buffer.device.type for buffer in module.buffers()} <= {"meta"}, name
         assert torch.equal(call(module.to_empty(device="cpu")), expected), name
+
+
+def test_derived_tables_have_values_after_to_empty() -> None:
+    cells = Positions(table="exact", rows=6, grid=(2, 3))
+    tables = Tokens(rows=9, width=4), cells
+    grid = FrontEnd(FrontEndConfig(family="grid", steps=tables, max_len=6, ngrams=NGRAMS))
+    for module in (SinusoidalPositionalEncoding(64, 5000), grid):
+        expected = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        assert expected
+        module.bfloat16().float().to("meta").to_empty(device="cpu")
+        for name, buffer in module.named_buffers():
+            assert torch.equal(buffer, expected[name]), name
+
+
+def test_compiled_module_checks_and_computes_as_before() -> None:
+    grid, x = LearnedGridEncoding(GRID_D, H, W, dropout=0.0), torch.zeros(1, 1, GRID_D)
+    compiled = torch.compile(grid, backend="eager")
+    assert "column got 5, expected 0 to 4" in rejection(ValueError, compiled, x, torch.tensor([[[0, W]]]))
+    for module in (RotaryEmbedding(CONFIGS["llama3"]), SinusoidalPositionalEncoding(D, M, dropout=0.0)):
+        found, expected = torch.compile(module, backend="eager")(NO_IDS, offset=10_000), module(NO_IDS, offset=10_000)
+        assert torch.equal(torch.stack([*found]), torch.stack([*expected]))
+    stem = PatchStem(PatchConfig(family="vit", width=4, channels=1, image_size=4, patch_size=2)).bfloat16()
+    image = torch.zeros(1, 1, 4, 4, dtype=torch.bfloat16)
+    assert torch.equal(torch.compile(stem, backend="eager")(image), stem(image))
 
 
 def test_rotary_and_sinusoids_are_built_on_meta_with_values() -> None:
