@@ -228,6 +228,8 @@ def detect_format(folder: Path, options: ExportOptions) -> Format:
         family_of(document, options.side, options.segments)
     except CheckpointError as error:
         raise ExportError(str(error)) from error
+    except OSError as error:
+        raise ExportError(f"{error.filename or folder}: {(error.strerror or 'unreadable').lower()}") from error
     return "checkpoint"
 
 

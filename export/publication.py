@@ -56,18 +56,18 @@ def draft(repository: Path, name: str) -> Iterator[Path]:
 def draft_in(parent: Path) -> Iterator[Path]:
     """Yield a new, locked folder in `parent`, which is made if missing; the new folder is removed at the end.
 
-    A `parent` that was missing is removed too if it is empty then.
+    A `parent` that was missing is removed too if it is empty then, and so are the folders above it.
     """
-    folder, missing = _new_draft(parent), not os.path.lexists(parent)
+    folder, missing = _new_draft(parent), [place for place in (parent, *parent.parents) if not os.path.lexists(place)]
     with ExitStack() as locks:
         try:
             _create(folder, locks)
             yield folder
         finally:  # also after an interrupt inside `_create`
             shutil.rmtree(folder, ignore_errors=True)
-            if missing:
-                with suppress(OSError):  # holds a result, or another draft
-                    parent.rmdir()
+            with suppress(OSError):  # holds a result, or another draft
+                for place in missing:
+                    place.rmdir()
 
 
 def publish(folder: Path) -> int:
@@ -127,6 +127,16 @@ def sweep(parent: Path) -> None:
                 shutil.rmtree(folder)
 
 
+def make_folder(folder: Path) -> None:
+    """Make `folder`, and those above it, unless it exists; raise NotADirectoryError for a file in its place."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        if not os.path.lexists(folder) or folder.is_dir():
+            raise  # another process removed it meanwhile
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
+
+
 def _new_draft(parent: Path) -> Path:
     return parent / f"{DRAFT}{secrets.token_hex(8)}"
 
@@ -136,7 +146,7 @@ def _create(folder: Path, locks: ExitStack) -> None:
     attempts = 0
     while True:
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(folder.parent)
             sweep(folder.parent)
             folder.mkdir()
             locks.enter_context(locked(folder, wait=True))

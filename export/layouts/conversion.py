@@ -11,7 +11,7 @@ from preblock.export.layouts.openvino import write_openvino
 from preblock.export.layouts.ort_genai import write_ort_genai, write_ort_genai_images
 from preblock.export.layouts.token_lookup import TokenLookup, read_lookup
 from preblock.export.layouts.transformers_js import write_transformers_js
-from preblock.export.publication import draft_in
+from preblock.export.publication import draft_in, make_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def _move(draft: Path, output: Path) -> list[Path]:
             raise ExportError(f"{target} exists; remove it, or choose another --output")
     try:
         for file, target in files.items():
-            target.parent.mkdir(exist_ok=True)
+            make_folder(target.parent)
             file.chmod(0o644)  # another user may run the engine
             file.rename(target)
     except BaseException:  # also after an interrupt

@@ -65,9 +65,9 @@ def _export_if_missing(source: "ResolvedSource", settings: Any) -> None:
 @contextmanager
 def _turn(repository: Path, progress: ProgressLine) -> Iterator[None]:
     """Wait until no other process exports its sources into `repository`, which is created if missing."""
-    from preblock.export.publication import locked
+    from preblock.export.publication import locked, make_folder
 
-    repository.mkdir(parents=True, exist_ok=True)
+    make_folder(repository)
     with ExitStack() as lock:
         try:
             lock.enter_context(locked(repository))

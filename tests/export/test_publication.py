@@ -202,8 +202,15 @@ def test_invalid_artifact_name_is_rejected(tmp_path: Path, name: str) -> None:
 
 def test_draft_in_repository_path_of_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match="file/m"), draft(tmp_path / "file", "m"):
-        pass
+    for repository, name, place in ((tmp_path / "file", "m", "file/m"), (tmp_path, "file", "file")):
+        with pytest.raises(NotADirectoryError, match=f"{tmp_path}/{place}'$"), draft(repository, name):
+            pass
+
+
+def test_failed_draft_removes_the_folders_made_for_it(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), draft(tmp_path / "new" / "repository", "m"):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

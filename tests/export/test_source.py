@@ -146,6 +146,9 @@ def test_unreadable_source_reports_permission_denied() -> None:
         (place / "private").mkdir(mode=0o700)
         with ordinary_user(), pytest.raises(ExportError, match=r"inner: permission denied"):
             load_source(resolve(f"{place}/private/inner"))
+        (place / "listed").mkdir(mode=0o744)
+        with ordinary_user(), pytest.raises(ExportError, match=r"listed/\S+: permission denied"):
+            resolve(f"{place}/listed")
 
 
 def test_known_family_is_exported_without_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:
