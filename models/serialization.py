@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from numbers import Integral
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 T = TypeVar("T")
 MAX_WHOLE = 2**62
@@ -23,7 +24,7 @@ class Rule(NamedTuple):
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return type(value) is int
 
 
 def _is_number(value: Any) -> bool:
@@ -106,22 +107,29 @@ def with_tuples(document: Mapping[str, Any]) -> dict[str, Any]:
 def check_fields(config: Any, prefix: str = "") -> None:
     """Check the fields of a dataclass by the rules in their annotations: a `Literal`, or an `Annotated` with a `Rule`.
 
-    A whole number in a field of type float becomes a float, as every library of tensors expects.
+    Numbers become those of Python, as libraries of tensors and documents expect: those of NumPy, and a whole number in
+    a field of type float.
 
     Raises:
         ValueError: a value is not allowed; the message names the field, after `prefix`.
 
     """
     for name, (optional, rule, kind) in _rules_of(config.__class__).items():
-        value = getattr(config, name)
+        value = _without_numpy(getattr(config, name))
         if optional and value is None:
             continue
         if not rule.allows(value):
             raise ValueError(f"{prefix}{name}: got {value!r}, expected {rule.expected}")
-        if isinstance(value, Integral) and int(value) > MAX_WHOLE:
+        if _is_whole(value) and value > MAX_WHOLE:
             raise ValueError(f"{prefix}{name}: got {value}, expected at most {MAX_WHOLE}")
-        if kind is float:
-            object.__setattr__(config, name, float(value))
+        object.__setattr__(config, name, float(value) if kind is float else value)
+
+
+def _without_numpy(value: Any) -> Any:
+    """Return a number of NumPy as one of Python, also in a tuple; other values as they are."""
+    if isinstance(value, tuple):
+        return tuple(map(_without_numpy, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 @cache

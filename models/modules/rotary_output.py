@@ -82,7 +82,7 @@ class RotaryOutput:
         }
         chosen = {"form": self.form, "dtype": self.dtype}
         further = {name: value for name, value in chosen.items() if value not in ("full", "float32")}
-        axes = {"axes": list(self.axes)} if self.axes else {}
+        axes = {"axes": [*map(int, self.axes)]} if self.axes else {}
         return {"name": self.name, "layout": self.layout, **further, **axes, **numbers}
 
     @classmethod

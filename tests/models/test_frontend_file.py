@@ -1,5 +1,6 @@
 """A front-end as data and in files: the same configuration, names, shapes and weights."""
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -21,12 +22,13 @@ from preblock.models import (
     TransformerEmbedding,
 )
 from preblock.models.checkpoints.toml_config import files_described, read_description
-from preblock.models.config import check_size
+from preblock.models.config import FrontEndConfig, check_size
 from preblock.models.frontend_data import FrontEndData, shapes_of
 from preblock.models.modules.bias import AlibiConfig, RelativeSinusoidConfig, T5Config
 from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.serialization import MAX_WHOLE
-from preblock.models.steps import Norm, Positions, Scale, Segments
+from preblock.models.steps import Norm, Positions, Scale, Segments, Tokens
 from preblock.service.codecs.native_json import ARRAY_FIELDS, OPTIONS, TEXT_PARAMETERS
 from tests.models.front_ends import CONFIGS, DESCRIBED, NGRAMS, PER_LAYER
 from tests.models.rejections import rejection
@@ -58,6 +60,18 @@ def test_saved_front_end_is_read_back(name: str, tmp_path: Path) -> None:
     assert list(found.state_dict()) == list(expected)
     for key, tensor in found.state_dict().items():
         assert torch.equal(tensor, expected[key]), key
+
+
+def test_numbers_of_numpy_become_those_of_python(tmp_path: Path) -> None:
+    v, d, m, two = map(np.int64, (V, D, M, 2))
+    factors = tuple(np.linspace(1.0, 2.0, D // 2))
+    longrope: dict[str, Any] = {"dim": d, "scaling": "longrope", "short_factor": factors, "long_factor": factors}
+    rotary = RotaryConfig(**longrope, factor=np.float32(2), original_len=two, length=m)  # type: ignore[arg-type]
+    steps = Tokens(rows=v, width=d), Scale(by=np.sqrt(D)), Positions(rows=m)  # type: ignore[arg-type]
+    outputs = (RotaryOutput(config=rotary, axes=tuple(np.array([0, 2]))),)
+    config = FrontEndConfig(family="f", steps=steps, max_len=m, rotary=outputs)  # type: ignore[arg-type]
+    FrontEnd(config).save_frontend(tmp_path)
+    assert read_description(tmp_path).config.to_document() == json.loads(json.dumps(config.to_document()))
 
 
 def test_narrow_weights_keep_their_values(tmp_path: Path) -> None:
