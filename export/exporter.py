@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -182,7 +183,8 @@ def _find_non_finite(source: AnyFrontEnd) -> str | None:
     if isinstance(source, FrontEndData):
         weights = source.tensors
     else:
-        weights = {name: weight.detach().float().cpu().numpy() for name, weight in source.named_parameters()}
+        given = chain(source.named_parameters(), source.named_buffers())
+        weights = {name: weight.detach().float().cpu().numpy() for name, weight in given if not weight.is_complex()}
     for name, weight in weights.items():
         row = 0
         for rows in split_rows(np.atleast_1d(weight), CHUNK_VALUES):

@@ -60,11 +60,18 @@ def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> Outpu
     worst = max(cases, key=lambda case: case.max_ulp)
     if worst.max_ulp > allowed_ulp:
         raise ParityError(
-            f"{output} of the graph differs from its reference by {worst.max_abs:.3g} "
-            f"({worst.max_ulp:.3g} ULP, expected {allowed_ulp:.3g}) at {in_words(worst.arguments)}"
+            f"{output} of the graph differs from its reference by {size_of(worst, allowed_ulp)} "
+            f"at {in_words(worst.arguments)}"
         )
     max_abs = max(case.max_abs for case in cases)
     return OutputParity(allowed_ulp=allowed_ulp, max_abs=max_abs, max_ulp=worst.max_ulp, cases=tuple(cases))
+
+
+def size_of(case: ParityCase, allowed_ulp: float) -> str:
+    """Return the size of a difference in words, for errors."""
+    if math.isinf(case.max_ulp):  # of `difference`
+        return "NaN, infinity, or its shape"
+    return f"{case.max_abs:.3g} ({case.max_ulp:.3g} ULP, expected {allowed_ulp:.3g})"
 
 
 def per_layer_ulp(described: Described) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 from preblock.export.discovery.calls import LONGEST, Call, grid, ordinary_ids, special_call, special_ids, table_calls
 from preblock.export.discovery.errors import DiscoveryError
 from preblock.export.discovery.model import BlocklessModel
-from preblock.export.parity import allowed_ulp, compare, in_words, judge
+from preblock.export.parity import allowed_ulp, compare, in_words, judge, size_of
 from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.parity import OutputParity, ParityCase
 
@@ -139,8 +139,8 @@ class Proof:
     def _error(self, case: ParityCase) -> DiscoveryError:
         steps = " + ".join(step.kind for step in self._frontend.config.steps)
         return DiscoveryError(
-            f"the best front-end found, {steps}, differs from the library's model by {case.max_abs:.3g} "
-            f"({case.max_ulp:.3g} ULP, expected {self._allowed:.3g}) at {in_words(case.arguments)}"
+            f"the best front-end found, {steps}, differs from the library's model by "
+            f"{size_of(case, self._allowed)} at {in_words(case.arguments)}"
         )
 
 

@@ -229,6 +229,12 @@ def test_module_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:
         module.places.weight[4, 1] = float("nan")
     with pytest.raises(ExportError, match=r"; module\.places\.weight: got NaN or infinity in row 4, expected finite"):
         export_module(module, "m", tmp_path, vocab_size=V, max_len=M)
+    derived = Mine()
+    derived.register_buffer("unused", torch.tensor([1.0, float("inf")]))
+    derived.register_forward_hook(lambda _, __, vectors: vectors / 0)
+    message = r"by NaN, infinity, or its shape at batch 1, .*; module\.unused: .* in element 1, exp"
+    with pytest.raises(ExportError, match=message):
+        export_module(derived, "m", tmp_path, vocab_size=V, max_len=M)
 
 
 def test_export_keeps_training_modes_and_prints_folder(tmp_path: Path) -> None:

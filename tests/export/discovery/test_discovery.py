@@ -99,7 +99,7 @@ DAMAGES: list[tuple[Callable[[Tensor], dict[str, Tensor]], str]] = [
     (lambda table: {TABLE: table[:50].clone()}, "shape (50, 32), config.json makes it (99, 32)"),
     (lambda table: {TABLE: table.double()}, "is float64, expected float32"),
     (lambda _: {}, "the checkpoint lacks"),
-    (lambda table: {TABLE: torch.full_like(table, torch.nan)}, "inf ULP"),
+    (lambda table: {TABLE: torch.full_like(table, torch.nan)}, "by NaN, infinity"),
     (lambda table: {f"module.{TABLE}": table}, f"the files hold module.{TABLE}; remove 'module.'"),
 ]
 
