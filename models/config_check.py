@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from preblock.models.modules.stems import from_tensors
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from preblock.models.frontend import FrontEnd
+    from preblock.models.modules.stems import Stem
 
 ROW_LENGTH = 64
 """Most tokens of a row to compare."""
@@ -53,6 +56,26 @@ def check_described(frontend: "FrontEnd") -> None:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def check_stem(stem: "Stem") -> None:
+    """Compare the vectors of `stem` (in evaluation mode) with those of a stem with its config and weights.
+
+    Raises:
+        ValueError: the weights or the vectors differ.
+
+    """
+    try:
+        plain = from_tensors(stem.config, stem.state_dict()).eval()
+    except RuntimeError as error:
+        reason = " ".join(str(error).split()).partition(": ")[2]
+        raise ValueError(f"module: got weights unlike those of its config: {reason}") from error
+    signature = stem.signature
+    sizes = (size if isinstance(size, int) else signature.image_size or 1 for size in signature.shape[1:])
+    values = torch.randn((1, *sizes), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        if not torch.equal(stem(values).nan_to_num(), plain(values).nan_to_num()):
+            raise ValueError("module: got embeddings unlike those of its config and weights")
 
 
 def _calls(frontend: "FrontEnd") -> "Iterator[tuple[Tensor, Tensor]]":

@@ -8,7 +8,7 @@ from torch import nn
 from preblock.export.errors import ExportError
 from preblock.export.exporter import ExportResult, export_loaded
 from preblock.export.source import AnyFrontEnd, LoadedSource
-from preblock.models.config_check import check_described
+from preblock.models.config_check import check_described, check_stem
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.stems import Stem
@@ -71,6 +71,7 @@ def _front_end_of(module: nn.Module, vocab_size: int | None, max_len: int | None
                 got = f"{weight.dtype} on {weight.device}"
                 raise ExportError(f"{name}: got {got}, expected torch.float32 on cpu; module.float().cpu() converts it")
         if isinstance(module, Stem):
+            check_stem(module)
             return module
         check_described(module)
         return module.data()

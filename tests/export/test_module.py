@@ -18,6 +18,7 @@ from preblock.export.exporter import ExportResult
 from preblock.export.verification import verify
 from preblock.models import BertEmbeddings
 from preblock.models.custom_frontend import COMPARED_IDS, CustomFrontEnd
+from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.auth import SERVICE
 from preblock.service.core.types import TokenRequest, TokenRows
@@ -219,6 +220,22 @@ def test_front_end_module_is_exported_with_description(tmp_path: Path) -> None:
     exported = export_module(BertEmbeddings(V, D, M), "trained", str(tmp_path))
     assert exported.manifest.front_end is not None
     assert verify(exported.folder).providers[CPU].outputs.keys() >= {"embeddings"}
+
+
+class DoubledStem(PatchStem):
+    """A stem with vectors that its config does not describe."""
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return super().forward(pixel_values) * 2
+
+
+def test_changed_stem_is_not_exported(tmp_path: Path) -> None:
+    config = PatchConfig(family="vit", width=D, channels=1, image_size=4, patch_size=2)
+    normed = PatchStem(config)
+    normed.norm = nn.LayerNorm(D)
+    for module, part in ((DoubledStem(config), "embeddings"), (normed, "weights")):
+        with pytest.raises(ExportError, match=f"^module: got {part} unlike those of its config"):
+            export_module(module, "m", tmp_path)
 
 
 def test_module_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:
