@@ -31,9 +31,13 @@ def positions_of(x: Tensor, position_ids: Tensor | None, offset: int | Tensor) -
 def check_position_ids(x: Tensor, position_ids: Tensor | None, offset: int | Tensor) -> None:
     """Raise ValueError if `position_ids` is of another shape than (1 or B, L), negative, or joined by an `offset`.
 
-    Without them, if `offset` is negative or of another shape than (1,) or (B,).
+    Without them, if `offset` is negative or of another shape than (1,) or (B,). Both must be whole numbers.
     """
     batch, length = x.shape[:2]
+    for name, given in (("offset", offset), ("position_ids", position_ids)):
+        dtype = torch.as_tensor(0 if given is None else given).dtype
+        if dtype.is_floating_point:
+            raise ValueError(f"{name}: got {dtype}, expected whole numbers")
     if position_ids is None:
         start = torch.as_tensor(offset)
         if start.ndim and start.shape not in ((1,), (batch,)):

@@ -90,6 +90,8 @@ def test_invalid_offset_or_position_ids_are_rejected(kind: type[Module]) -> None
         ({"offset": -1}, "offset: got -1, expected 0 or more"),
         ({"offset": torch.tensor([2, -1])}, "offset: got -1, expected 0 or more"),
         *(({"offset": zeros(*shape)}, "offset: got shape") for shape in ((3,), (2, 1), (2, 2), (2, 1, 1))),
+        ({"offset": 1.5}, "offset: got torch.float32, expected whole numbers"),
+        ({"position_ids": torch.full((1, 4), 0.5)}, "position_ids: got torch.float32, expected whole numbers"),
         ({"position_ids": torch.tensor([[1, -2, 0, 0]])}, "position_ids: got -2, expected 0 or more"),
         *(
             ({"position_ids": zeros(*shape)}, f"position_ids: got shape {shape}, expected (1, 4) or (2, 4)")
