@@ -69,7 +69,7 @@ def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> Outpu
 
 def size_of(case: ParityCase, allowed_ulp: float) -> str:
     """Return the size of a difference in words, for errors."""
-    if math.isinf(case.max_ulp):  # of `difference`
+    if math.isinf(case.max_abs):  # of `difference`
         return "NaN, infinity, or its shape"
     return f"{case.max_abs:.3g} ({case.max_ulp:.3g} ULP, expected {allowed_ulp:.3g})"
 
