@@ -25,7 +25,7 @@ from preblock.models.checkpoints.family_lookup import section_of
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.stem_reader import read_stem, stem_files_needed
 from preblock.models.families import FAMILIES, STEMS
-from preblock.models.families.published_config import Config
+from preblock.models.families.published_config import ALIASES, Config
 from preblock.models.frontend import FrontEnd
 from preblock.models.steps import Tokens
 from preblock.service.runtime.providers import CPU
@@ -156,7 +156,8 @@ def test_family_defaults_match_transformers(name: str) -> None:
     library = section_of(CONFIG_MAPPING[name.partition("/")[0]]().to_dict(), family.sections)
     # Files always state keys without a default in the library, and keys unrelated to a front-end.
     stated = {"hidden_size": 32, "d_model": 32, "pad_token_id": library.get("pad_token_id") or 1}
-    for values in (stated, {**library, **stated}):
+    same = {key: stated[alias] for key, alias in ALIASES.items() if key in library and alias in stated}
+    for values in (stated, {**library, **stated, **same}):
         config = Recorded(values)
         family.steps(config)
         family.lookup(config)
