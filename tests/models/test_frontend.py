@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,11 @@ from transformers.models.bert import modeling_bert
 from preblock.export import export_module
 from preblock.export.errors import ExportError
 from preblock.models import BertEmbeddings, FrontEnd, GPT2Embeddings, TransformerEmbedding
+from preblock.models.config import FrontEndConfig
 from preblock.models.config_check import check_described
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.modules.positions import SinusoidalPositionalEncoding
+from preblock.models.steps import Positions, Tokens
 from tests.models.rejections import rejection
 
 V, D, M, S, PADDING = 50, 16, 12, 3, 4
@@ -125,8 +126,8 @@ def test_invalid_call_of_front_end_is_rejected() -> None:
     message = "length 5 + offset 8 = 13 exceeds the maximum length 12"
     for build in (BertEmbeddings, GPT2Embeddings):
         assert message in rejection(ValueError, build(V, D, M), IDS, 8)
-    (tokens, positions), config = GPT2Embeddings(V, D, M).config.steps, GPT2Embeddings(V, D, M).config
-    counted = replace(config, steps=(tokens, replace(positions, counts="ids", first=1)), max_len=M - 1, padding_idx=4)
+    steps = Tokens(rows=V, width=D), Positions(rows=M, counts="ids", first=1)
+    counted = FrontEndConfig(family="counted", steps=steps, max_len=M - 1, padding_idx=PADDING)
     assert rejection(ValueError, FrontEnd(counted), IDS, 7) == "position 11 exceeds the maximum length 11"
 
 
