@@ -287,11 +287,12 @@ class Measurement:
 
     def last(self, mutants: dict[str, Mutant], tests: LineTests) -> None:
         """Test mutants by all tests: by those of them that fail with all these mutants at once."""
-        failed: list[str] = []
-        if any((name, "all") not in self._done for name in mutants):
+        file = CONTEXTS / "failed.json"
+        if not file.exists():
             tree = self._trees.get()
-            failed = tree.notice(list(mutants.values()), self._jobs)
+            file.write_text(json.dumps(tree.notice(list(mutants.values()), self._jobs)), encoding="utf-8")
             self._trees.put(tree)
+        failed = json.loads(file.read_text(encoding="utf-8"))
         self.survivors(mutants, "all", lambda mutant: tests.among(failed, mutant))
 
     def _test(self, name: str, mutant: Mutant, stage: str, choose: Callable[[Mutant], list[str]]) -> dict[str, Any]:
