@@ -34,7 +34,7 @@ from preblock.models.modules.per_layer_config import PerLayerConfig
 from preblock.models.steps import Positions, Step, Tokens
 
 SIZES: tuple[tuple[tuple[str, ...], Callable[[FrontEndConfig], set[int]]], ...] = (
-    (("vocab_size", "n_words"), lambda frontend: {frontend.tokens.rows}),
+    (("n_words",), lambda frontend: {frontend.tokens.rows}),
     (("embedding_size", "input_embedding_size", "word_embed_proj_dim"), lambda frontend: {frontend.tokens.width}),
     (("hidden_size", "n_embd", "d_model", "dim", "emb_dim"), lambda frontend: {frontend.widths[-1]}),
     (("type_vocab_size",), lambda frontend: _indices(frontend, "token_type_ids")),
@@ -195,7 +195,7 @@ def _configure(name: str, family: Family, values: Mapping[str, Any], steps: tupl
         streams=family.streams(config),
         copies=family.copies(config),
     )
-    _check_sizes(values, frontend)
+    _check_sizes(family, values, frontend)
     return frontend
 
 
@@ -221,16 +221,14 @@ def limit_of(steps: Sequence[Step], otherwise: Any = None) -> Any:
     return next((step.limit for step in steps if isinstance(step, Positions)), otherwise)
 
 
-def _check_sizes(values: Mapping[str, Any], frontend: FrontEndConfig) -> None:
+def _check_sizes(family: Family, values: Mapping[str, Any], frontend: FrontEndConfig) -> None:
     """Compare the sizes in `config.json` with those of the tensors."""
-    own = values.get("decoder_vocab_size") if frontend.family == "marian/decoder" else None
-    values = values if own is None else {**values, "vocab_size": own}
-    for keys, sizes_of in SIZES:
-        allowed = sizes_of(frontend)
-        for key in keys:
-            stated = values.get(key)
-            if stated is not None and allowed and (type(stated) is not int or stated not in allowed):
-                raise ValueError(f"{key} is {stated!r}, the tensors have {' or '.join(map(str, sorted(allowed)))}")
+    vocab = next((key for key in family.vocab if values.get(key) is not None), "")
+    further = ((key, sizes_of(frontend)) for keys, sizes_of in SIZES for key in keys)
+    for key, allowed in ((vocab, {frontend.tokens.rows}), *further):
+        stated = values.get(key)
+        if stated is not None and allowed and (type(stated) is not int or stated not in allowed):
+            raise ValueError(f"{key} is {stated!r}, the tensors have {' or '.join(map(str, sorted(allowed)))}")
 
 
 def _indices(frontend: FrontEndConfig, name: str) -> set[int]:

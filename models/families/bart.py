@@ -84,7 +84,7 @@ BART: dict[str, Family] = {
         lookup=lambda _: 1,
     ),
     "marian/encoder": replace(_ENCODER, steps=_marian("encoder", _SHARES)),
-    "marian/decoder": replace(_SCALES, steps=_marian("decoder", _SHARES)),
+    "marian/decoder": replace(_SCALES, steps=_marian("decoder", _SHARES), vocab=("decoder_vocab_size", "vocab_size")),
     "pegasus/encoder": replace(_ENCODER, steps=_marian("encoder")),
     "pegasus/decoder": replace(_SCALES, steps=_marian("decoder")),
     "m2m_100/encoder": replace(_ENCODER, steps=_m2m_100("encoder"), padding=1, lookup=count_lookup_steps(True)),

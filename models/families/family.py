@@ -46,6 +46,7 @@ class Family:
         tied: its head; None without one, or with one that is never tied or named by the steps.
         consumers: readers of `inputs_embeds` with a scale; None for transformers alone, as `consumer_scales` says.
         padding: default padding id; None for none.
+        vocab: keys of the rows of its token table; the first stated one counts. Default `vocab_size`.
         only: keys with an effect on the front-end -> their supported values. A dot leads into an object.
         refused: unsupported ids, given the whole config, other models' parts included: their vectors depend on other
             tokens or on another table.
@@ -72,6 +73,7 @@ class Family:
     tied: Tied | None
     consumers: tuple[Reading, ...] | None
     padding: int | None = None
+    vocab: tuple[str, ...] = ("vocab_size",)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     refused: Callable[[Config], list[int]] = lambda _: []
     zeroed: Callable[[Config], int | None] = lambda _: None

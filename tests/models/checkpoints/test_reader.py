@@ -229,7 +229,9 @@ def test_marian_decoder_with_its_own_vocabulary_is_read(tmp_path: Path) -> None:
     table = model.decoder.embed_tokens.weight.detach()
     assert np.array_equal(read_frontend(tmp_path, "decoder").tensors["tokens.weight"], table)
     change(tmp_path, decoder_vocab_size=78)
-    assert "vocab_size is 78, the tensors have 77" in rejection(CheckpointError, read_frontend, tmp_path, "decoder")
+    assert "decoder_vocab_size is 78, the tensors have 77" in rejection(
+        CheckpointError, read_frontend, tmp_path, "decoder"
+    )
 
 
 ALPHA = {"rope_type": "dynamic", "alpha": 2.0, "factor": 1.0, "rope_theta": 1e4}
