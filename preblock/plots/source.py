@@ -93,9 +93,10 @@ def sinusoid_wavelengths(front_end: Mapping[str, Any], width: int) -> dict[str, 
     """
     for step in front_end["steps"]:
         # A grid has one sinusoid for its rows, and one for its columns.
-        if step["kind"] == "positions" and step["table"] in SINUSOIDS:
-            pairs = width // 2 // (2 if step["grid"] else 1)
-            exponents = np.arange(pairs) / (pairs - SINUSOIDS[step["table"]])
+        table = str(step.get("table"))
+        if step["kind"] == "positions" and table in SINUSOIDS:
+            pairs = width // 2 // (2 if step.get("grid") else 1)
+            exponents = np.arange(pairs) / (pairs - SINUSOIDS[table])
             return {"positions": 2 * np.pi * SINUSOID_BASE**exponents}
     return {}
 

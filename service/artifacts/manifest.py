@@ -5,7 +5,7 @@ from collections.abc import Collection
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, PositiveInt, field_validator
 
 from preblock.service.artifacts.names import (
     BIAS_GRAPH,
@@ -385,6 +385,17 @@ class Artifact(Schema):
     source: Source
     versions: dict[str, str]
 
+    @field_validator("front_end")
+    @classmethod
+    def _check_steps(cls, front_end: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Check the fields of steps that the service reads."""
+        steps = [] if front_end is None else front_end.get("steps", [])
+        for step in steps if isinstance(steps, list) else [steps]:
+            kind = step.get("kind") if isinstance(step, dict) else None
+            if not isinstance(kind, str) or (kind == "scale" and type(step.get("by")) not in (int, float)):
+                raise ValueError("steps with a kind each, and a number as the factor of a scale")
+        return front_end
+
 
 class StemManifest(Artifact):
     """Artifact with an image or a spectrogram as input.
@@ -491,11 +502,16 @@ class Manifest(Artifact):
         """
         return self.exact_rows and not self._step_kinds & {"norm", "rms_norm"}
 
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The steps of the front-end; none for a custom module."""
+        front_end: dict[str, Any] = self.front_end or {}
+        return front_end.get("steps", [])  # type: ignore[no-any-return]
+
     @cached_property
-    def _step_kinds(self) -> set[Any]:
+    def _step_kinds(self) -> set[str]:
         """Kinds of the steps; none for a custom module."""
-        steps = (self.front_end or {}).get("steps")
-        return {step.get("kind") for step in steps if isinstance(step, dict)} if isinstance(steps, list) else set()
+        return {step["kind"] for step in self.steps}
 
     @cached_property
     def lookup_use(self) -> str:

@@ -4,7 +4,6 @@ Letters: N given vectors, T tokens of all rows, D width of a token vector, P wid
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,11 +155,10 @@ def _enters_unchanged(manifest: Manifest) -> bool:
 def _factor_before_positions(manifest: Manifest) -> float | None:
     """Return the factor of a token vector, if positions are then added, and nothing else follows; else None."""
     front_end = manifest.front_end or {}
-    steps, lookup = front_end.get("steps"), front_end.get("lookup")
-    if not isinstance(steps, list) or not isinstance(lookup, int) or front_end.get("arithmetic") != "float32":
+    lookup = front_end.get("lookup")
+    if not isinstance(lookup, int) or front_end.get("arithmetic") != "float32":
         return None
-    rest: list[Any] = steps[lookup:]
-    *scales, last = rest or [{}]
+    *scales, last = manifest.steps[lookup:] or [{}]
     if last.get("kind") != "positions" or manifest.counts != "slots" or len(scales) > 1:
         return None
     if not scales:
