@@ -28,8 +28,6 @@ from transformers import (
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.frontend import FrontEnd
-from preblock.models.frontend_data import FrontEndData
-from preblock.models.steps import Norm
 from tests.families.library_models import save
 from tests.families.published_models import PUBLISHED
 from tests.models.rejections import rejection
@@ -100,17 +98,6 @@ def test_reader_needs_only_embeddings_under_either_name(bert: Path) -> None:
         tensors[f"embeddings.LayerNorm.{old}"] = tensors.pop(f"embeddings.LayerNorm.{new}")
     save_file(tensors, bert / "model.safetensors")
     assert torch.equal(found(bert), expected)
-
-
-def test_missing_config_keys_have_transformers_defaults(bert: Path) -> None:
-    change(bert, layer_norm_eps=..., hidden_dropout_prob=..., pad_token_id=...)
-    frontend, defaults = read_frontend(bert), BertConfig()
-    assert norm_of(frontend).eps == defaults.layer_norm_eps
-    assert frontend.config.padding_idx == defaults.pad_token_id
-
-
-def norm_of(frontend: FrontEndData) -> Norm:
-    return next(step for step in frontend.config.steps if isinstance(step, Norm))
 
 
 def change(folder: Path, **values: Any) -> None:
@@ -247,6 +234,7 @@ def test_missing_or_mistyped_value_of_family_is_rejected(tmp_path: Path) -> None
         ("bloom", {"n_head": 10**9}, "heads: got 1000000000, expected 1 to 65536"),
         ("xlnet", {"clamp_len": 2**63}, "clamp_len: got 9223372036854775808, expected at most"),
         ("qwen4_exp_text", {"eos_token_id": []}, "ngrams.reset_id: got [], expected a whole number"),
+        ("gemma3n_text", {"altup_num_inputs": 0}, "streams: got 0, expected 1 or more"),
         ("gemma3n/text", {"text_config.vocab_size": 10**12}, "vocab_size is 1000000000000, the tensors have 99"),
         ("gpt_neox", {"rope_parameters.partial_rotary_factor": 1e308}, "config.json: cannot convert float infinity"),
         ("hunyuan_v1_dense", {"rope_parameters": ALPHA | {"alpha": 1e308}}, "config.json: "),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, Glm46VConfig, Glm46VModel
+from transformers import Glm46VConfig, Glm46VModel
 
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.rotary_reader import read_rotary
@@ -18,7 +18,7 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from preblock.models.modules.rotary_output import RotaryOutput
-from tests.families.library_models import config_class, in_our_form, model_class, save
+from tests.families.library_models import in_our_form
 from tests.families.published_models import PUBLISHED, token_decoder
 from tests.models.checkpoints.rotary_models import ROTARY, TEXT_PARTS, config_of, modeling_of, outputs_of, rotary_of
 from tests.models.rejections import rejection
@@ -27,8 +27,6 @@ POSITIONS = torch.cat((torch.arange(100), torch.arange(100, 1536, 37))).unsqueez
 LINEAR = {"factor": 4.0, "rope_type": "linear"}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
-QWEN4 = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}
 PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e6}
 PER_LAYER = {"sliding_attention": {"rope_type": "default", "rope_theta": 5e3}, "full_attention": LINEAR}
 LONG = {"short_factor": [1.0 + i / 50 for i in range(48)], "long_factor": [1.0 + i for i in range(48)]}
@@ -49,56 +47,39 @@ ALPHA = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0}
 # Defaults of the library for missing keys, and both spellings of each key.
 FILES: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in ROTARY if family not in (*NO_DEFAULTS, *TEXT_PARTS)),
-    ("phi", {"partial_rotary_factor": 0.375}),
-    ("phi", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}}),
     ("phi", {"rope_scaling": LINEAR, "partial_rotary_factor": 0.375}),
     ("phi3", {"rope_scaling": {"type": "su", **LONG, "original_max_position_embeddings": 9}}),
     ("phi3", {"rope_scaling": {"type": "yarn", **LONG}, "original_max_position_embeddings": 1000}),
-    ("phi3", {"rope_scaling": {"type": "longrope", **LONG, "original_max_position_embeddings": 99}}),
     ("phimoe", {"rope_scaling": PHIMOE | {"original_max_position_embeddings": 99}}),
     ("phimoe", {"rope_scaling": PHIMOE | {"original_max_position_embeddings": 2000}}),
     ("qwen2_vl/text", {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "rope_theta": 1e5}),
     ("qwen3_vl/text", {"rope_scaling": {"rope_type": "default", "mrope_interleaved": True}, "rope_theta": 5e6}),
-    ("qwen3_5_text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "mrope_section": [9, 9, 9]}}),
-    ("qwen3_vl_moe/text", {"head_dim": 64, "rope_scaling": {"rope_type": "default", "mrope_section": [12, 10, 10]}}),
     ("glm4v/text", {"rope_scaling": MULTIMODAL, "rope_theta": 2e4, "partial_rotary_factor": 0.5}),
     ("glm4v_moe/text", {"rope_scaling": MULTIMODAL, "head_dim": 128}),
     ("glm46v/text", {"model_type": "glm4v_moe_text", "rope_parameters": MULTIMODAL, "head_dim": 128}),
     ("glmga/text", {"model_type": "glm4v_text", "rope_parameters": MULTIMODAL, "partial_rotary_factor": 0.5}),
-    ("qwen4_exp_text", {"rope_parameters": QWEN4}),
     ("qwen4_exp/text", {"rope_parameters": LINEAR, "partial_rotary_factor": 0.5, "rope_theta": 1e7}),
     ("gemma4_text", {"head_dim": 128, "global_head_dim": 384, "num_hidden_layers": 7}),
-    ("gemma4_text", {"layer_types": ["sliding_attention"] * 2, "num_hidden_layers": 2}),
     ("gemma4_text", {"rope_parameters": PER_LAYER | {"full_attention": PROPORTIONAL | {"factor": 4.0}}}),
     ("gemma4_text", {"rope_parameters": PER_LAYER | {"full_attention": PROPORTIONAL | {"partial_rotary_factor": 0.3}}}),
-    ("gemma4_text", {"rope_parameters": PER_LAYER | {"full_attention": YARN | {"rope_theta": 1e6}}}),
     ("gemma4_text", {"per_layer_config": {"1": {"head_dim": 64}}, "num_hidden_layers": 2}),
-    ("gemma4_unified_text", {"global_head_dim": 64, "rope_theta": 7.0}),
     ("gemma4/text", {"per_layer_config": {}}),
-    ("glm_ocr/text", {"rope_parameters": MULTIMODAL, "head_dim": 128, "partial_rotary_factor": 0.5}),
-    ("ernie4_5_vl_moe/text", {"rope_parameters": MULTIMODAL | {"mrope_section": [10, 10, 12]}, "head_dim": 64}),
     ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 25000, "rope_theta": 7.0, "partial_rotary_factor": 0.7}),
     ("bamba", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}}),
     ("deepseek_v2", {"rope_scaling": DEEPSEEK, "rope_theta": 2e4, "qk_rope_head_dim": 32}),
     ("deepseek_v3", {"rope_scaling": DEEPSEEK, "rope_theta": 2e4, "qk_rope_head_dim": 32}),
-    ("ernie4_5", {"head_dim": None, "num_attention_heads": 8}),
     ("glm", {"head_dim": None, "partial_rotary_factor": 0.25}),
-    ("glm4", {"partial_rotary_factor": 0.25, "rope_scaling": LINEAR}),
     ("glm4_moe", {"head_dim": 128, "rope_theta": 1e6}),
     ("gpt_oss", {"rope_scaling": GPT_OSS, "rope_theta": 1.5e5}),
-    ("gpt_oss", {"rope_parameters": {}}),
-    ("gpt_oss", {"rope_parameters": None, "rope_theta": 1e5}),
     ("granitemoehybrid", {"position_embedding_type": "rope", "rope_theta": 5e5}),
     ("hunyuan_v1_dense", {"head_dim": 128, "rope_scaling": ALPHA}),
     ("hunyuan_v1_dense", {"head_dim": 128, "rope_scaling": ALPHA, "partial_rotary_factor": 0.5}),
     ("hunyuan_v1_dense", {"head_dim": 128, "rope_scaling": {"type": "dynamic", "factor": 2.0}}),
     ("llama4_text", {"rope_scaling": LLAMA4}),
-    ("minimax_m2", {"rotary_dim": 64}),
     ("minimax_m2", {"rotary_dim": 64, "partial_rotary_factor": 0.25}),
     ("olmo3", {"rope_scaling": OLMO3, "rope_theta": 5e5}),
     ("sarvam_mla", {"head_dim": 576, "q_head_dim": 192, "rope_scaling": DEEPSEEK | {"type": "deepseek_yarn"}}),
     ("sarvam_mla", {"qk_rope_head_dim": 32, "rope_interleave": False}),
-    ("sarvam_moe", {"rope_theta": 1e6, "partial_rotary_factor": 0.5, "num_experts": 4}),
     ("gemma3_text", {"rope_theta": 2e6, "rope_local_base_freq": 2e4, "rope_scaling": LINEAR}),
     ("modernbert", {"global_rope_theta": 2e5, "local_rope_theta": 2e4, "rope_scaling": LINEAR}),
     ("gptj", {"rotary_dim": 32, "rope_theta": 7.0}),
@@ -253,21 +234,6 @@ def test_unsupported_rotary_config_is_rejected(family: str) -> None:
         assert re.search(message, rejection(ValueError, read_rotary, ROTARY[family], values, 64, 2048, 100)), values
 
 
-def test_number_of_streams_below_one_is_rejected(tmp_path: Path) -> None:
-    save("gemma3n_text", tmp_path)
-    values = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(values | {"altup_num_inputs": 0}))
-    assert "streams: got 0, expected 1 or more" in rejection(CheckpointError, read_frontend, tmp_path)
-
-
-def test_null_partial_rotary_factor_covers_whole_head() -> None:
-    for family in ("phi", "stablelm", "glm4", "qwen3_next"):
-        values: dict[str, Any] = {"partial_rotary_factor": None}
-        ((cos, _),) = library(family, values).values()
-        (output,) = read_rotary(ROTARY[family], values, CONFIG_MAPPING[family](**values).hidden_size, 9)
-        assert output.config.dim == cos.shape[-1], family
-
-
 def test_model_without_rotary_attention_has_no_rotary_row() -> None:
     for family, values in (("falcon", {"alibi": True}), ("esm", {}), ("bert", {}), ("granitemoehybrid", {})):
         assert rotary_of(family, values) is None
@@ -367,6 +333,7 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     "parameters empty": {"rope_parameters": {}},
     "scaling null": {"rope_scaling": None},
     "share": {"partial_rotary_factor": 0.5},
+    "share null": {"partial_rotary_factor": None},
     "share inside": {"rope_parameters": PLAIN | THETA | {"partial_rotary_factor": 0.5}},
     "share of no number": {"partial_rotary_factor": "half"},
 }
@@ -391,10 +358,9 @@ def test_spelling_loads_with_angles_of_transformers(family: str) -> None:
         row = rotary_of(family, values)
         assert row is not None
         try:
-            expected = library(family, values)
+            # The default of gpt_oss is a scaling: its attention fails with a share of the columns.
+            expected = {} if (family, name) == ("gpt_oss", "share") else library(family, values)
         except Exception:  # the library has many errors
-            expected = {}
-        if (family, name) == ("gpt_oss", "share"):  # its default is a scaling: see the last test
             expected = {}
         try:
             outputs = read_rotary(row, deepcopy(values), sizes.hidden_size, sizes.max_position_embeddings)
@@ -419,16 +385,3 @@ def test_rows_say_which_types_fail_for_other_forms(family: str) -> None:
     except Exception:  # the library has many errors
         fails = True
     assert row.strict == fails
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt_oss", "gemma3_text", "deepseek_v3"])
-def test_share_of_scaled_whole_heads_fails_in_library(family: str) -> None:
-    rope = LINEAR | THETA | {"partial_rotary_factor": 0.5}
-    row = ROTARY[family]
-    values = {"rope_parameters": rope if "" in row.thetas else dict.fromkeys(row.thetas, rope)}
-    with pytest.raises(ValueError, match=r"partial_rotary_factor: got 0\.5, expected 1 with rope_type 'linear'"):
-        read_rotary(row, values, 32, 64)
-    config = {**PUBLISHED[family].config, **deepcopy(values)}
-    model = model_class(family)(config_class(family)(**config))
-    with pytest.raises(RuntimeError, match="must match the size"):
-        model(input_ids=torch.arange(9)[None])

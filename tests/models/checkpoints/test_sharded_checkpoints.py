@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file, save_model
-from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
+from transformers import T5Config, T5ForConditionalGeneration
 
 from preblock.export.errors import ExportError
 from preblock.export.options import resolve
@@ -139,16 +139,6 @@ def test_t5_table_of_side_precedes_shared_table(tied: bool | None, tmp_path: Pat
         for side in SIDES:
             expected = model.get_parameter(f"{side}.embed_tokens.weight").detach()
             assert np.array_equal(read_frontend(tmp_path, side).tensors["tokens.weight"], expected), (tables, side)
-
-
-def test_t5_encoder_alone_is_read_from_either_table(tmp_path: Path) -> None:
-    for table in ("encoder.embed_tokens.weight", "shared.weight"):
-        save_t5(tmp_path, (table,))
-        tensors = load_file(tmp_path / "model.safetensors")
-        kept = {key: value for key, value in tensors.items() if key == table or key.startswith("encoder.")}
-        save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
-        expected = T5EncoderModel.from_pretrained(tmp_path).get_parameter("encoder.embed_tokens.weight").detach()
-        assert np.array_equal(read_frontend(tmp_path, "encoder").tensors["tokens.weight"], expected)
 
 
 def save_with_head(name: str, folder: Path, **values: Any) -> Any:

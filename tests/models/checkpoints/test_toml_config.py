@@ -11,13 +11,11 @@ from torch.nn import functional as F
 
 from preblock.models.checkpoints.toml_config import files_described, read_description
 from preblock.models.checkpoints.weight_files import CheckpointError
-from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.grid import SinusoidalGridEncoding
 from tests.models.rejections import rejection
 
 SHAPES: dict[str, tuple[int, ...]] = {"embed": (11, 4), "places": (9, 4), "kinds": (2, 4), "gain": (4,), "shift": (4,)}
-SHAPES |= {"widen": (6, 4), "corner": (3, 4), "unused": (1,)}
+SHAPES |= {"widen": (6, 4), "unused": (1,)}
 RANDOM = torch.Generator().manual_seed(1)
 TABLES = {name: torch.randn(shape, generator=RANDOM) for name, shape in SHAPES.items()}
 TOKENS = '[[steps]]\nkind = "tokens"\nweight = "embed"\n'
@@ -27,6 +25,8 @@ ALL = (
     ("scale", "by = 2.0"),
     ("segments", 'weight = "kinds"'),
     ("positions", 'weight = "places"\nfirst = 1'),
+    ("rms_norm", "eps = 1e-5"),
+    ("rms_norm", 'eps = 1e-5\nweight = "gain"'),
     ("norm", 'eps = 1e-5\nweight = "gain"\nbias = "shift"'),
     ("project", 'weight = "widen"'),
 )
@@ -43,24 +43,19 @@ def test_described_steps_match_torch(tmp_path: Path) -> None:
     frontend = FrontEnd.from_data(read_description(describe(tmp_path, text))).eval()
     types = torch.tensor([[0, 1, 0], [1, 1, 0]])
     x = TABLES["embed"][IDS] * 2.0 + TABLES["kinds"][types] + TABLES["places"][torch.arange(3) + 1]
+    x = F.rms_norm(F.rms_norm(x, (4,), None, 1e-5), (4,), TABLES["gain"], 1e-5)
     expected = F.layer_norm(x, (4,), TABLES["gain"], TABLES["shift"], 1e-5) @ TABLES["widen"].T
     torch.testing.assert_close(frontend(IDS, 0, types), expected)
     assert (frontend.config.max_len, frontend.config.family) == (8, "custom")
 
 
-@pytest.mark.parametrize("weight", ["", 'weight = "gain"'])
-def test_rms_norm_step_matches_torch(weight: str, tmp_path: Path) -> None:
-    text = f'{TOKENS}\n[[steps]]\nkind = "rms_norm"\neps = 1e-5\n{weight}\n'
-    frontend = FrontEnd.from_data(read_description(describe(tmp_path, text))).eval()
-    expected = F.rms_norm(TABLES["embed"][IDS], (4,), TABLES["gain"] if weight else None, 1e-5)
-    torch.testing.assert_close(frontend(IDS), expected)
-    again = FrontEndConfig.from_document(frontend.config.to_document())
-    assert FrontEnd(again).state_dict().keys() == frontend.state_dict().keys()
-
-
 def test_unstated_max_len_is_that_of_positions(tmp_path: Path) -> None:
     assert read_description(describe(tmp_path, TOKENS)).config.max_len is None
-    for fields, limit in (('table = "hybrid"\nweight = "places"', 2**31), ('table = "exact"\nrows = 5', 5)):
+    for fields, limit in (
+        ('table = "hybrid"\nweight = "places"', 2**31),
+        ('table = "exact"\nrows = 5', 5),
+        ('table = "exact"\ngrid = [3, 3]', 9),
+    ):
         text = TOKENS + STEP.format("positions") + fields + "\n"
         assert read_description(describe(tmp_path, text)).config.max_len == limit
     file = describe(tmp_path, "max_len = 7\n" + TOKENS) / "frontend.toml"
@@ -69,55 +64,11 @@ def test_unstated_max_len_is_that_of_positions(tmp_path: Path) -> None:
     assert (config.max_len, config.tokens.rows) == (7, 11)
 
 
-LEVEL = '\n[[steps.levels]]\ninput = "{}"\n{}\n'
-LEVELS = TOKENS + STEP.format("levels") + LEVEL.format("sentence", 'weight = "places"')
-LEVELS += LEVEL.format("word", 'weight = "kinds"')
-
-
-def test_levels_step_has_one_input_per_level(tmp_path: Path) -> None:
-    frontend = FrontEnd.from_data(read_description(describe(tmp_path, LEVELS))).eval()
-    assert frontend.config.indices == {"sentence": 9, "word": 2}
-    assert frontend.config.max_len is None
-    sentence, word = torch.tensor([[8, 0, 3]]), torch.tensor([[1, 1, 0]])
-    expected = TABLES["embed"][IDS] + (TABLES["places"][sentence] + TABLES["kinds"][word])
-    assert torch.equal(frontend(IDS, indices={"sentence": sentence, "word": word}), expected)
-
-
-def test_segments_step_can_rename_input_and_use_token_table(tmp_path: Path) -> None:
-    text = TOKENS + STEP.format("segments") + 'input = "speaker"\nweight = "kinds"\n'
-    text += STEP.format("segments") + 'table = "tokens"\nby = 2.0\n'
-    frontend = FrontEnd.from_data(read_description(describe(tmp_path, text))).eval()
-    assert frontend.config.indices == {"speaker": 2, "token_type_ids": 11}
-    types = torch.tensor([[10, 0, 3], [1, 2, 3]])
-    expected = TABLES["embed"][IDS] + TABLES["kinds"][types % 2] + TABLES["embed"][types] * 2.0
-    assert torch.equal(frontend(IDS, 0, types, indices={"speaker": types % 2}), expected)
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ('table = "exact"', SinusoidalGridEncoding(4, 3, 3)(torch.zeros((1, 9), dtype=torch.int64))[0]),
-        ('weight = "places"', TABLES["places"]),
-        (
-            'table = "factorised"\nweight = "corner"\ncolumns = "corner"',
-            (TABLES["corner"].unsqueeze(1) + TABLES["corner"]).flatten(0, 1),
-        ),
-    ],
-)
-def test_grid_positions_match_cells(tmp_path: Path, fields: str, expected: torch.Tensor) -> None:
-    text = TOKENS + STEP.format("positions") + f"grid = [3, 3]\n{fields}\n"
-    frontend = FrontEnd.from_data(read_description(describe(tmp_path, text))).eval()
-    assert frontend.config.max_len == 9
-    ids = torch.arange(9).reshape(1, 9)
-    assert torch.equal(frontend(ids), TABLES["embed"][ids] + expected)
-
-
 PLACES = 'weight = "places"'
 NORM = "eps = 1e-5"
 INVALID_STEPS: dict[str, list[tuple[str, str]]] = {
     "positions": [
         (f"{PLACES}\ngrid = [3, 4]", "rows: got 9, expected 12, the cells of the grid"),
-        (f"{PLACES}\ngrid = [0, 4]", "grid: got .0, 4., expected two numbers"),
         (f"{PLACES}\ngrid = 9", "grid: got 9, expected two numbers"),
         ('table = "exact"\ngrid = [1048576, 1048576]', "rows: got 1099511627776, expected at most"),
         ('table = "tensor2tensor"\nrows = 9\ngrid = [3, 3]', "expected none for a table 'tensor"),
@@ -129,16 +80,12 @@ INVALID_STEPS: dict[str, list[tuple[str, str]]] = {
         ('weight = "elsewhere"', "no tensor elsewhere"),
         ('table = "round"\nrows = 4', "table: got 'round', expected learned"),
         (f'{PLACES}\ncounts = "ids"', "first: got 0, expected 1 or more"),
-        (f'{PLACES}\ncounts = "foo"', "counts: got 'foo'"),
         (f'{PLACES}\ncounts = "ids"\nfirst = 1', "padding_idx: got none"),
         (f"{PLACES}\nzero_row = 1", "zero_row: got 1, expected none for a table 'learned'"),
-        ('table = "tensor2tensor"\nrows = 16\nzero_row = 16', "zero_row: got 16, expected 0 to 15"),
-        ('table = "tensor2tensor"\nrows = 16\nzero_row = 1.0', "positions.zero_row: got 1.0, expected a whole"),
         ('table = "tensor2tensor"\nrows = 16\nzero_row = true', "positions.zero_row: got True, expected a whole"),
     ],
     "segments": [
         ('table = "other"\nweight = "kinds"', "segments.table: got 'other', expected own, tokens"),
-        ('input = "offset"\nweight = "kinds"', "input: got 'offset', expected small letters"),
         ('input = "dtype"\nweight = "kinds"', "input: got 'dtype', expected small letters"),
         ('input = "rotary_cos"\nweight = "kinds"\n[[rotary]]\ndim = 4', "input: got 'rotary_cos', expected"),
         ('input = "A b"\nweight = "kinds"', "input: got 'A b', expected small letters"),
@@ -149,7 +96,6 @@ INVALID_STEPS: dict[str, list[tuple[str, str]]] = {
         ("levels = []", "levels: got none, expected one or more"),
         ("levels = [3]", "levels: got 3, expected tables with the fields of segments"),
         ("levels = 3", "levels.levels: got 3, expected a list of tables"),
-        ("levels = []\nrows = 3", "levels.rows is not known, expected are levels"),
         ('[[steps.levels]]\nkind = "norm"\neps = 1.0', "levels: got .*, expected tables"),
         ('[[steps.levels]]\ninput = "word"', "no tensor is named by levels.0.weight"),
         ('[[steps.levels]]\nweight = "kinds"\n' * 2, "input: got 'token_type_ids' 2 times, expected once"),
@@ -170,7 +116,6 @@ INVALID_STEPS: dict[str, list[tuple[str, str]]] = {
         (f"{NORM}\nbias = [3]", "bias: got .3., expected the name of a tensor"),
     ],
     "rms_norm": [
-        ('eps = "x"', "rms_norm.eps: got 'x', expected a finite"),
         ("eps = -1", "rms_norm.eps: got -1, expected a finite number from 0"),
     ],
     "scale": [
@@ -208,12 +153,11 @@ def test_unsupported_description_is_rejected(tmp_path: Path) -> None:
             "lookup: got the steps tokens, positions",
         ),
         (f"dropout = 2\n{TOKENS}", "dropout: got 2, expected a number from 0 to 1"),
-        (f'dropout = "x"\n{TOKENS}', "dropout: got 'x', expected a number from 0 to 1"),
         (f"family = [1]\n{TOKENS}", "family: got .1., expected a text"),
         (f'consumer_scales = "no"\n{TOKENS}', "consumer_scales: got 'no', expected true or false"),
         (f'refused_ids = "3"\n{TOKENS}', "refused_ids: got '3', expected a list of token ids"),
-        (f"refused_ids = [5, -1]\n{TOKENS}", "refused_ids: got -1, expected ids from 0 to 10"),
         (f"refused_ids = [1.0]\n{TOKENS}", "refused_ids: got 1.0, expected ids from 0 to 10"),
+        (f"refused_ids = [5, -1]\n{TOKENS}", "refused_ids: got -1, expected ids from 0 to 10"),
         (f"{TOKENS}[rotary]\ndim = 4", r"rotary: expected a list of tables, \[\[rotary\]\]"),
         (
             f'{TOKENS}{positions}\ncounts = "mask"\nfirst = 1\n[[rotary]]\ndim = 4',
@@ -226,14 +170,10 @@ def test_unsupported_description_is_rejected(tmp_path: Path) -> None:
 
 def test_unsupported_rotary_output_is_rejected(tmp_path: Path) -> None:
     for text, message in (
-        ("dim = 3", "dim: got 3, expected an even width"),
         ("dim = 4.0", "dim: got 4.0, expected a whole number"),
         ("theta = 5.0", "rotary.dim: got none"),
-        ('dim = 4\ntheta = "5"', "rotary.theta: got '5', expected a number"),
-        ("dim = 4\ntheta = true", "rotary.theta: got True, expected a number"),
         ("dim = 4\ntruncate = 1", "rotary.truncate: got 1, expected true or false"),
         ('dim = 4\nscaling = "given"\nfrequencies = 1.0', "rotary.frequencies: got 1.0, expected numbers"),
-        ('dim = 4\nscaling = "given"\nfrequencies = [1, "2"]', "rotary.frequencies: got .*, expected numbers"),
         (f"dim = 4\nscaling = 'linear'\nfactor = 1{'0' * 400}", "rotary.factor: got 10+, expected at most"),
         (
             f"dim = 4\nscaling = 'dynamic'\nfactor = 2\noriginal_len = 4\nlength = 1{'0' * 30}",
@@ -247,6 +187,11 @@ def test_unsupported_rotary_output_is_rejected(tmp_path: Path) -> None:
     ):
         found = rejection(CheckpointError, read_description, describe(tmp_path, f"{TOKENS}\n[[rotary]]\n{text}\n"))
         assert re.search(message, found), text
+
+
+LEVEL = '\n[[steps.levels]]\ninput = "{}"\n{}\n'
+LEVELS = TOKENS + STEP.format("levels") + LEVEL.format("sentence", 'weight = "places"')
+LEVELS += LEVEL.format("word", 'weight = "kinds"')
 
 
 def test_files_described_are_shards_of_named_tensors(tmp_path: Path) -> None:

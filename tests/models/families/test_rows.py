@@ -1,27 +1,11 @@
 """Rows have every part of their family. Oracle: the default configurations of transformers."""
 
-from dataclasses import MISSING, fields
-from typing import Any
-
-import pytest
 from transformers import CONFIG_MAPPING
 
 from preblock.models.checkpoints.family_lookup import default_kinds, section_of
 from preblock.models.families import FAMILIES, TEXTS
-from preblock.models.families.decoders import decoder
-from preblock.models.families.family import TIED, Family
 
 LENGTHS = {"max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "context_length", "max_target_positions"}
-
-
-def test_row_that_leaves_out_a_part_is_an_error() -> None:
-    row = decoder(64, TIED, None)
-    given: dict[str, Any] = {field.name: getattr(row, field.name) for field in fields(Family)}
-    needed = {field.name for field in fields(Family) if field.default is field.default_factory is MISSING}
-    assert needed == {"steps", "prefix", "limit", "rotary", "bias", "tied", "consumers"}
-    for name in needed:
-        with pytest.raises(TypeError, match=f"missing 1 required keyword-only argument: '{name}'"):
-            Family(**{key: value for key, value in given.items() if key != name})
 
 
 def test_no_type_has_rows_in_two_lineages() -> None:
