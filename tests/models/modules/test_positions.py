@@ -281,12 +281,6 @@ def test_invalid_grid_positions_are_rejected(kind: type[Grid]) -> None:
         assert message in rejection(ValueError, module, torch.randn(1, 1, GRID_D), torch.tensor([[cell]])), cell
 
 
-def test_sinusoidal_grid_width_not_divisible_by_4_is_rejected() -> None:
-    for width in (6, 7):
-        message = f"d_model: got {width}, expected a multiple of 4"
-        assert message in rejection(ValueError, SinusoidalGridEncoding, width, H, W)
-
-
 DERIVED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Tensor]]] = {
     "alibi": (lambda: AlibiBias(12), lambda module: module(0, 9, 9)),
     "relative sinusoid": (lambda: RelativeSinusoid(8), lambda module: module(2, 3000)),
