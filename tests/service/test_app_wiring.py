@@ -4,37 +4,19 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-import pytest
-
 from preblock.service.app import VERSION, create_app, create_engine
-from preblock.service.artifacts.names import MANIFEST
-from preblock.service.core.errors import ArtifactError, ProviderError
 from preblock.service.core.settings import LiveSettings, Settings
 from preblock.service.core.tasks import RESTART_SECONDS
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.model_control import ModelControl
-from preblock.service.runtime.providers import cuda_unavailable_reason
 from preblock.service.runtime.repository import Repository, VersionState
 from preblock.service.server.run import configure
 from tests.support.log_lines import logged_errors
 from tests.support.references import make_referenced
 from tests.support.servers import live_server
 from tests.support.waiting import wait_until
-
-
-@pytest.mark.skipif(cuda_unavailable_reason() is None, reason="CUDA works here")
-def test_unavailable_cuda_prevents_engine_creation(tiny_repository: Path) -> None:
-    with pytest.raises(ProviderError, match="provider cuda cannot be used: "):
-        create_engine(Settings(repository=tiny_repository, provider="cuda"))
-
-
-def test_broken_artifact_prevents_engine_creation(tiny_repository: Path, tmp_path: Path) -> None:
-    root = shutil.copytree(tiny_repository, tmp_path / "root")
-    (root / "bert" / "1" / MANIFEST).write_text("{}")
-    with pytest.raises(ArtifactError, match=r"^bert/1/manifest\.json family: got nothing, expected a value$"):
-        create_engine(Settings(repository=root, provider="cpu"))
 
 
 def test_artifact_may_refer_to_files_below_any_root(tmp_path: Path) -> None:

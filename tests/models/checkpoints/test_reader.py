@@ -165,9 +165,6 @@ def test_weights_of_other_format_are_named(bert: Path) -> None:
         ("model-00001-of-00002.safetensors", "parts without their index; add model.safetensors.index.json"),
         ("openvino_model.bin", "weights of OpenVINO"),
         ("training_args.bin", "the state of a training, without weights"),
-        ("optimizer.safetensors", "the state of a training"),
-        ("scheduler.pt", "the state of a training"),
-        ("rng_state_0.pth", "the state of a training"),
         ("random_states_0.pkl", "the state of a training"),
         ("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "the state of a training"),
     ):

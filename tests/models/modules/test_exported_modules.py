@@ -8,11 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from preblock.models.modules.alibi import AlibiBias
-from preblock.models.modules.grid import (
-    FactorisedGridEncoding,
-    LearnedGridEncoding,
-    SinusoidalGridEncoding,
-)
+from preblock.models.modules.grid import FactorisedGridEncoding, LearnedGridEncoding, SinusoidalGridEncoding
 from preblock.models.modules.hierarchical_positions import HierarchicalPositionalEncoding
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
