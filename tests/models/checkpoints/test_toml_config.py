@@ -179,6 +179,7 @@ def test_unsupported_rotary_output_is_rejected(tmp_path: Path) -> None:
             f"dim = 4\nscaling = 'dynamic'\nfactor = 2\noriginal_len = 4\nlength = 1{'0' * 30}",
             "rotary.length: got 10+",
         ),
+        ("dim = 4\nscaling = 'yarn'\nfactor = 2\noriginal_len = 9\nbeta_slow = 1e-320", "rotary: cannot convert float"),
         ('dim = 4\nlayout = "pairs"', "rotary.layout: got 'pairs', expected half, interleaved"),
         ('dim = 4\nangles = "bfloat16"', "angles: got 'bfloat16', expected float32, float64"),
         ('dim = 4\nname = "a-b"', "rotary.name: got 'a-b', expected lower-case"),
