@@ -59,11 +59,8 @@ disable_warnings = module-not-imported, module-not-measured, no-data-collected, 
 def find_mutants() -> list[Mutant]:
     """Return every mutant of the packages."""
     files = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
-    found: list[Mutant] = []
-    for file in files:
-        if not file.name.endswith("_pb2.py"):
-            found += Mutator(str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")).mutants()
-    return found
+    names = [str(file.relative_to(ROOT)) for file in files if not file.name.endswith("_pb2.py")]
+    return [mutant for name in names for mutant in Mutator(name, read(name)).mutants()]
 
 
 def draw(mutants: list[Mutant], number: int, seed: int) -> dict[str, Mutant]:

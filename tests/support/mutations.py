@@ -35,7 +35,6 @@ class Mutant:
     begin: int
     end: int
     text: str
-    kind: str
 
     def apply(self, source: str) -> str:
         """Return the changed source."""
@@ -75,46 +74,44 @@ class Mutator:
         return self._place(node.lineno, node.col_offset)
 
     def _end(self, node: ast.expr | ast.stmt) -> int:
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        return self._place(node.end_lineno, node.end_col_offset)
+        return self._place(node.end_lineno or 0, node.end_col_offset or 0)
 
-    def _replace(self, node: ast.expr | ast.stmt, text: str, kind: str) -> Mutant:
-        return Mutant(self._file, node.lineno, self._begin(node), self._end(node), text, kind)
+    def _replace(self, node: ast.expr | ast.stmt, text: str) -> Mutant:
+        return Mutant(self._file, node.lineno, self._begin(node), self._end(node), text)
 
-    def _operator(self, left: ast.expr, right: ast.expr, change: tuple[str, str], kind: str) -> Iterator[Mutant]:
+    def _operator(self, left: ast.expr, right: ast.expr, change: tuple[str, str]) -> Iterator[Mutant]:
         """Yield the change of the operator between two operands; none where its text is ambiguous."""
         begin, end = self._end(left), self._begin(right)
         old, new = change
         found = list(re.finditer(re.escape(old).replace(r"\ ", r"\s+"), self._source[begin:end]))
         if len(found) == 1:
             first, last = (begin + place for place in found[0].span())
-            yield Mutant(self._file, left.lineno, first, last, new, kind)
+            yield Mutant(self._file, left.lineno, first, last, new)
 
     def _of(self, node: ast.AST) -> Iterator[Mutant]:
         match node:
             case ast.Compare(left=left, ops=[operator], comparators=[right]):
-                yield from self._operator(left, right, COMPARISONS[type(operator)], "comparison")
+                yield from self._operator(left, right, COMPARISONS[type(operator)])
             case ast.BoolOp(op=operator, values=[left, right, *_]):
                 change = ("and", "or") if isinstance(operator, ast.And) else ("or", "and")
-                yield from self._operator(left, right, change, "boolean")
+                yield from self._operator(left, right, change)
             case ast.BinOp(left=left, op=operator, right=right) if type(operator) in SUMS and not _is_text(left, right):
-                yield from self._operator(left, right, SUMS[type(operator)], "arithmetic")
+                yield from self._operator(left, right, SUMS[type(operator)])
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                yield self._replace(node, self._source[self._begin(operand) : self._end(operand)], "not")
+                yield self._replace(node, self._source[self._begin(operand) : self._end(operand)])
             case ast.Constant(value=bool() as value):
-                yield self._replace(node, str(not value), "constant")
+                yield self._replace(node, str(not value))
             case ast.Constant(value=int() as value):
-                yield self._replace(node, str(value + 1), "constant")
+                yield self._replace(node, str(value + 1))
             case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
                 condition = self._source[self._begin(test) : self._end(test)]
-                yield self._replace(test, f"(not ({condition}))", "condition")
+                yield self._replace(test, f"(not ({condition}))")
             case ast.Raise():
-                yield self._replace(node, "pass", "raise")
+                yield self._replace(node, "pass")
             case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
-                yield self._replace(value, "None", "return")
+                yield self._replace(value, "None")
             case ast.Expr(value=ast.Call(func=called)) if not ast.unparse(called).startswith("LOG."):
-                yield self._replace(node, "pass", "call")
+                yield self._replace(node, "pass")
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
