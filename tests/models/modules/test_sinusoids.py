@@ -154,9 +154,9 @@ def interleaved(rows: int, d_model: int) -> Tensor:
 
 
 LIBRARY: dict[str, Callable[..., Tensor]] = {
-    "pair_half": lambda rows, d_model: MarianSinusoidalPositionalEmbedding(rows, d_model).create_weight(),
+    "pair_half": lambda rows, d_model: MarianSinusoidalPositionalEmbedding(rows, d_model).create_weight(),  # type: ignore[no-untyped-call]
     "pair_interleaved": interleaved,
-    "pair_half_float32": lambda rows, d_model: positional_encoding(rows, d_model, torch.float32),
+    "pair_half_float32": lambda rows, d_model: positional_encoding(rows, d_model, torch.float32),  # type: ignore[no-untyped-call]
     "tensor2tensor": M2M100SinusoidalPositionalEmbedding.get_embedding,
 }
 """What builds the table of a recipe in transformers."""
