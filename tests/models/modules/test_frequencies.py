@@ -82,10 +82,14 @@ def test_relative_frequencies_have_bits_of_torch() -> None:
         assert_bits(relative_frequencies(width), 1.0 / published_powers(10000, exponents), width)
 
 
-def test_logarithms_of_torch_are_nearest_but_for_few() -> None:
+def test_logarithms_of_torch_are_within_expected_bounds() -> None:
     numbers = torch.arange(1, 129, dtype=torch.float32)
     differ = torch.log(numbers) != torch.log(numbers.double()).float()
     assert tuple(numbers[differ].tolist()) == LESS_EXACT
+    ratios = torch.cat([torch.arange(exact, 3000, dtype=torch.float32) / exact for exact in range(1, 65)])
+    exact_logarithms = np.log(ratios.numpy().astype(np.float64))
+    errors = np.abs(torch.log(ratios).numpy() - exact_logarithms)
+    assert (errors <= np.spacing(exact_logarithms.astype(np.float32))).all()
 
 
 def test_t5_borders_equal_transformers() -> None:
