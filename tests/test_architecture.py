@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -58,6 +59,20 @@ EXTRAS_OF = {
 }
 # Imports that the client makes only for a caller who has the package.
 OPTIONAL = {("client.results", "torch"), ("client.results", "ml_dtypes")}
+# Tests of code that needs no torch, and a run of pytest that cannot import it.
+WITHOUT_TORCH = (
+    "tests/service",
+    "tests/client",
+    "tests/bench",
+    "tests/cli/test_serve_command.py",
+    "tests/cli/test_help.py",
+)
+COLLECT = """
+import sys
+import pytest
+sys.modules["torch"] = sys.modules["transformers"] = None
+sys.exit(pytest.main(["-n0", "-q", "--collect-only", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
 FILES = sorted(
     file
     for folder in ("models", "export", "service", "preblock")
@@ -127,6 +142,28 @@ def test_every_dependency_has_a_reason() -> None:
     reasons = dict(re.findall(r"^\| [^|]+ \| ([^|]+) \| (.+) \|$", page, re.MULTILINE))
     extras = (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
     assert {re.split("[<>=;]", requirement)[0] for requirements in extras for requirement in requirements} <= {*reasons}
+
+
+def test_fixture_of_several_modules_is_defined_once() -> None:
+    """A second fixture of the same name would hide the first one below its folder."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    for file in (ROOT / "tests").rglob("[a-z]*.py"):
+        if "node_modules" not in file.parts:
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.FunctionDef) and "pytest.fixture" in map(decorator_of, node.decorator_list):
+                    found[node.name].append(file.relative_to(ROOT))
+    for name, files in found.items():
+        assert len(files) == 1 or not any(file.stem in ("conftest", "fixtures") for file in files), (name, files)
+
+
+def decorator_of(node: ast.expr) -> str:
+    return ast.unparse(node.func if isinstance(node, ast.Call) else node)
+
+
+def test_tests_of_service_and_client_need_no_torch() -> None:
+    command = [sys.executable, "-c", COLLECT, *WITHOUT_TORCH]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_front_ends_as_data_need_no_torch() -> None:
