@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from preblock.models.config import FrontEndConfig
@@ -47,11 +48,11 @@ class FrontEndData:
         for step, width in zip(self.config.steps, (0, *self.config.widths), strict=False):
             if isinstance(step, Positions):
                 _check_derived(step, width)
-        try:
-            for output in self.config.rotary:
-                rotary_frequencies(output.config)
-        except OverflowError as error:
-            raise ValueError(f"rotary: {error}") from error
+        for output in self.config.rotary:
+            frequencies = rotary_frequencies(output.config)
+            if not np.isfinite(frequencies).all():
+                got = frequencies[~np.isfinite(frequencies)][0]
+                raise ValueError(f"rotary: got the frequency {got} by its settings, expected finite numbers")
         padding, rows = self.config.padding_idx, self.config.tokens.rows
         if padding is not None and not 0 <= padding < rows:
             raise ValueError(f"padding_idx: got {padding}, expected 0 to {rows - 1}")

@@ -21,6 +21,8 @@ Frequencies = NDArray[Any]
 
 MAX_WIDTH = 2**16
 """Largest R: a hundred times the widest known head. The frequencies of a wider one would fill the memory."""
+MIN_TURNS, MAX_TURNS = 1e-30, 1e30
+"""Bounds of `beta_slow` and `beta_fast`: the formula of yarn has no value far beyond them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +93,9 @@ class RotaryConfig:
                 raise ValueError(f"{field.name}: got {value}, expected {field.default} with scaling {self.scaling!r}")
         if self.scaling == "dynamic" and self.dim == 2:
             raise ValueError("dim: got 2, expected 4 or more with scaling 'dynamic'")
+        for name in ("beta_slow", "beta_fast") if self.scaling == "yarn" else ():
+            if not MIN_TURNS <= (value := getattr(self, name)) <= MAX_TURNS:
+                raise ValueError(f"{name}: got {value}, expected {MIN_TURNS} to {MAX_TURNS}")
         if self.scaling == "yarn" and self.beta_fast < self.beta_slow:
             raise ValueError(f"beta_fast: got {self.beta_fast}, expected at least beta_slow, {self.beta_slow}")
         if self.turning_pairs > self.dim // 2:
