@@ -47,11 +47,9 @@ def write_native(ids: Ids, offset: int, model: str) -> Request:
     return f"/models/{model}/embed?{query}", BINARY, ids.astype("<i8").tobytes()
 
 
-def write_json(
-    ids: Ids, offset: int, model: str, accept: str = "application/json", length: int = 0, **fields: str
-) -> Request:
+def write_json(ids: Ids, offset: int, model: str, accept: str = "application/json", length: int = 0) -> Request:
     """Write a native request of at least `length` bytes."""
-    body = json.dumps({"input_ids": ids.tolist(), "offset": offset, **fields}).encode()
+    body = json.dumps({"input_ids": ids.tolist(), "offset": offset}).encode()
     return f"/models/{model}/embed", JSON | {"Accept": accept}, body[:-1].ljust(length) + body[-1:]
 
 
@@ -64,16 +62,6 @@ def write_npy(ids: Ids, offset: int, model: str) -> Request:
 def write_v2_binary(ids: Ids, offset: int, model: str) -> Request:
     tensors = {"input_ids": ids, "offset": np.array([offset])}
     return f"/v2/models/{model}/infer", *binary_infer(tensors, parameters={"binary_data_output": True})
-
-
-def write_v2_json(ids: Ids, offset: int, model: str) -> Request:
-    tensors = {"input_ids": ids, "offset": np.array([offset])}
-    inputs = [
-        {"name": name, "shape": tensor.shape, "datatype": "INT64", "data": tensor.ravel().tolist()}
-        for name, tensor in tensors.items()
-    ]
-    document = {"inputs": inputs, "outputs": [{"name": "embeddings"}]}
-    return f"/v2/models/{model}/infer", JSON, json.dumps(document).encode()
 
 
 def write_openai(ids: Ids, offset: int, model: str) -> Request:
@@ -111,16 +99,8 @@ def read_base64(answer: httpx.Response) -> bytes:
     return read_step(answer.json())
 
 
-def read_float(answer: httpx.Response) -> bytes:
-    return np.array(answer.json()["embeddings"], np.float32).tobytes()
-
-
 def read_v2_binary(answer: httpx.Response) -> bytes:
     return answer.content[int(answer.headers[HEADER_LENGTH]) :]
-
-
-def read_v2_json(answer: httpx.Response) -> bytes:
-    return np.array(answer.json()["outputs"][0]["data"], np.float32).tobytes()
 
 
 def read_openai(answer: httpx.Response) -> bytes:

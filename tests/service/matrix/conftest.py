@@ -18,13 +18,9 @@ Rows = tuple[CodePath, ...]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give each test with a `path` the rows of its folder, and each with a `limit` one limit or all."""
-    rows = rows_of(metafunc.module.__name__)
+    """Give each test with a `path` the rows of its folder."""
     if "path" in metafunc.fixturenames:
-        metafunc.parametrize("path", rows, ids=lambda path: path.name)
-    if "limit" in metafunc.fixturenames:
-        limits = metafunc.module.LIMITS[: None if rows is OTHERS else 1]
-        metafunc.parametrize("limit", limits, ids=lambda limit: limit[0], scope="module")
+        metafunc.parametrize("path", rows_of(metafunc.module.__name__), ids=lambda path: path.name)
 
 
 def rows_of(module: str) -> Rows:

@@ -1,22 +1,17 @@
-"""Open decode streams of each protocol."""
+"""Open decode streams over a WebSocket and over gRPC."""
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from threading import Event
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as connect_socket
 
-from tests.service.matrix.bodies import step_frame
 from tests.service.matrix.callers import Headers
-from tests.service.matrix.code_paths import PREBLOCK, UVICORN
-from tests.support.connections import dial, http_request
 from tests.support.open_inference import infer_message, open_stub
 from tests.support.servers import Server
 
@@ -27,37 +22,19 @@ CheckEnd = Callable[[], object]
 
 
 @contextmanager
-def open_socket(server: Server, headers: Headers, binary: bool) -> Iterator[CheckEnd]:
+def open_socket(server: Server, headers: Headers) -> Iterator[CheckEnd]:
     with connect_socket(f"{server.socket}/models/gpt/decode", additional_headers=headers) as stream:
-        stream.send(step_frame(np.array([[1]])) if binary else '{"input_ids": [1]}')
-        answer = stream.recv(SECONDS)
-        assert answer[5] == 2 if binary else json.loads(answer)["next_offset"] == [1]
+        stream.send('{"input_ids": [1]}')
+        assert json.loads(stream.recv(SECONDS))["next_offset"] == [1]
 
         def check_end() -> None:
-            last: Any = stream.recv(SECONDS)
-            assert last.endswith(b"\x01" + bytes(7) + b"key") if binary else json.loads(last) == END
+            assert json.loads(stream.recv(SECONDS)) == END
             with pytest.raises(ConnectionClosed) as closed:
                 stream.recv(SECONDS)
             assert closed.value.rcvd is not None
             assert (closed.value.rcvd.code, json.loads(closed.value.rcvd.reason)) == (1008, END)
 
         yield check_end
-
-
-@contextmanager
-def open_lines(server: Server, headers: Headers) -> Iterator[CheckEnd]:
-    headers = {**headers, "Content-Type": "application/x-ndjson", "Transfer-Encoding": "chunked"}
-    with dial(server.address, SECONDS) as connection, connection.makefile("rb") as answer:
-
-        def read(text: bytes) -> None:
-            while text not in answer.readline():
-                pass
-
-        line = b'{"input_ids": [1]}\n'
-        connection.sendall(http_request("/models/gpt/decode", headers=headers))
-        connection.sendall(b"%x\r\n%b\r\n" % (len(line), line))
-        read(b'"next_offset":[1]')
-        yield partial(read, b'{"closing":"key","next_offset":[1]}\n')
 
 
 @contextmanager
@@ -82,11 +59,8 @@ def open_calls(server: Server, headers: Headers) -> Iterator[CheckEnd]:
             done.set()
 
 
-STREAMS: dict[str, tuple[str, Callable[[Server, Headers], AbstractContextManager[CheckEnd]]]] = {
-    "stream-frames": (PREBLOCK, partial(open_socket, binary=True)),
-    "stream-json": (PREBLOCK, partial(open_socket, binary=False)),
-    "stream-lines": (PREBLOCK, open_lines),
-    "stream-grpc": (PREBLOCK, open_calls),
-    "stream-uvicorn": (UVICORN, partial(open_socket, binary=False)),
+STREAMS: dict[str, Callable[[Server, Headers], AbstractContextManager[CheckEnd]]] = {
+    "stream-socket": open_socket,
+    "stream-grpc": open_calls,
 }
-"""Name of the server, and a function that opens a stream with headers and feeds one token, by name."""
+"""Functions that open a stream with headers and feed one token, by name."""

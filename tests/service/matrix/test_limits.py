@@ -13,7 +13,7 @@ import pytest
 
 from preblock.service.core.auth import new_key
 from tests.service.matrix.callers import Caller, PathAnswer
-from tests.service.matrix.code_paths import CodePath, Servers
+from tests.service.matrix.code_paths import PREBLOCK, CodePath, Servers
 from tests.service.matrix.conftest import Rows, serve_rows
 from tests.service.matrix.streams import STREAMS
 from tests.support.connections import RawConnection
@@ -99,10 +99,10 @@ def test_revoked_keys_are_rejected_on_open_connections(rows: Rows, guarded: Guar
             path.prepare(caller, GOOD)
             assert caller.ask(GOOD).status == 200
             callers.append(caller)
-        streams = []
-        for name, (server, open_stream) in STREAMS.items():
-            if server in guarded.servers:
-                streams.append(stack.enter_context(open_stream(guarded.servers[server], guarded.headers(name))))
+        streams = [
+            stack.enter_context(open_stream(guarded.servers[PREBLOCK], guarded.headers(name)))
+            for name, open_stream in STREAMS.items()
+        ]
         guarded.revoke(*(f"{path.name}-gone" for path in rows), *STREAMS)
         for caller in callers:
             wait_for(caller, 401)

@@ -21,17 +21,11 @@ from tests.support.waiting import wait_until
 
 LARGE = np.ones((60_000, 1), np.int64)
 LARGE[-1] = -1  # refused after the read, without a large answer
-LIMITS = [
-    ("PREBLOCK_MAX_QUEUE_SIZE", "1", "the queue is full: 1 requests wait"),
-    ("PREBLOCK_QUEUE_TIMEOUT_SECONDS", "0.002", "the request waited more than 0.002 s in the queue"),
-]
-"""Variable, value and message of each limit. A request of the load may take only a few milliseconds."""
 
 
 @pytest.fixture(scope="module")
-def busy(limit: tuple[str, str, str], wide_repository: Path) -> Iterator[tuple[Server, str]]:
-    """Keep a server of one thread busy, and return it with the message of its limit."""
-    variable, value, message = limit
+def busy(wide_repository: Path) -> Iterator[Server]:
+    """Keep a server of one thread and a queue of one request busy."""
     body = {"model": "gpt", "input": [[0] * 700] * 20, "encoding_format": "base64", "pooling": "mean"}
     over = threading.Event()
 
@@ -44,14 +38,14 @@ def busy(limit: tuple[str, str, str], wide_repository: Path) -> Iterator[tuple[S
     with ExitStack() as stack:
         try:
             os.sched_setaffinity(0, {min(cores)})
-            server = stack.enter_context(serve(wide_repository, **{variable: value}))
+            server = stack.enter_context(serve(wide_repository, PREBLOCK_MAX_QUEUE_SIZE="1"))
         finally:
             os.sched_setaffinity(0, cores)
         assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
         with ThreadPoolExecutor() as threads:
             loads = [threads.submit(load) for _ in range(3)]
             try:
-                yield server, message
+                yield server
             finally:
                 over.set()
         for each in loads:
@@ -59,18 +53,17 @@ def busy(limit: tuple[str, str, str], wide_repository: Path) -> Iterator[tuple[S
         assert httpx.post(f"{server.address}/models/gpt/embed", json={"input_ids": [[1]]}).status_code == 200
 
 
-def test_queue_depth_is_reported_in_metrics_and_readiness(busy: tuple[Server, str]) -> None:
-    server, _ = busy
-    wait_until(lambda: read_metrics(server.address)["preblock_queue_depth",] >= 1)
-    wait_until(lambda: httpx.get(f"{server.address}/readyz", timeout=60).json()["queue_depth"] >= 1)
+def test_queue_depth_is_reported_in_metrics_and_readiness(busy: Server) -> None:
+    wait_until(lambda: read_metrics(busy.address)["preblock_queue_depth",] >= 1)
+    wait_until(lambda: httpx.get(f"{busy.address}/readyz", timeout=60).json()["queue_depth"] >= 1)
 
 
-def test_large_request_is_rejected_by_full_queue(rows: Rows, busy: tuple[Server, str]) -> None:
+def test_large_request_is_rejected_by_full_queue(rows: Rows, busy: Server) -> None:
     """A large request is not prepared, so rows of such requests stand for all."""
-    server, message = busy
+    message = "the queue is full: 1 requests wait"
     for path in rows:
         if path.server == PREBLOCK and path.repeat == 1 and not path.known:
-            with path.connect(server, {}) as caller:
+            with path.connect(busy, {}) as caller:
 
                 def is_refused(path: CodePath = path, caller: Caller = caller) -> bool:
                     answer = caller.ask(LARGE)

@@ -6,11 +6,11 @@ from typing import Any
 
 import httpx
 import numpy as np
-import orjson
 import pytest
 import tritonclient.http
+from google.protobuf.json_format import ParseDict
 from numpy.typing import NDArray
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import model_config_pb2, service_pb2
 
 from preblock.service.app import VERSION
 from tests.service.api.http.routes.v2_calls import (
@@ -78,27 +78,14 @@ def test_model_metadata_describes_every_tensor(triton: Any, tiny_clients: Client
     assert triton.get_model_metadata("bert", "1") == whole | {"versions": ["1"]}
     for model, version in (("bert", ""), ("bert", "1"), ("gpt", "")):
         told, http = tiny_clients.grpc.get_model_metadata(model, version), triton.get_model_metadata(model, version)
-        described = [
-            [{"name": t.name, "datatype": t.datatype, "shape": list(t.shape)} for t in tensors]
-            for tensors in (told.inputs, told.outputs)
-        ]
-        assert described == [http["inputs"], http["outputs"]]
-        assert (told.name, list(told.versions), told.platform) == (model, http["versions"], http["platform"])
+        assert told == ParseDict(http, service_pb2.ModelMetadataResponse())
 
 
 def test_model_config_names_optional_inputs(tiny_clients: Clients) -> None:
-    for path in ("bert", "bert/versions/2"):
-        http = tiny_clients.http.get(f"/v2/models/{path}/config").json()
-        config = tiny_clients.grpc.get_model_config("bert", "2").config
-        assert [(t.name, list(t.dims), t.optional) for t in config.input] == [
-            (t["name"], t["dims"], t["optional"]) for t in http["input"]
-        ]
-        assert [(t.name, list(t.dims)) for t in config.output] == [(t["name"], t["dims"]) for t in http["output"]]
-        assert config.version_policy.WhichOneof("policy_choice") == next(iter(http["version_policy"])) == "all"
-        assert (config.max_batch_size, config.platform) == (http["max_batch_size"], http["platform"])
-        assert all(described["optional"] for described in http["input"])  # ids or text
-    gpt = tiny_clients.http.get("/v2/models/gpt/config").json()["input"]
-    assert [described["name"] for described in gpt if described["optional"]] == ["attention_mask", "offset"]
+    for model, needed in (("bert", []), ("gpt", ["input_ids"])):  # bert takes ids or text
+        http = tiny_clients.http.get(f"/v2/models/{model}/config").json()
+        assert [described["name"] for described in http["input"] if not described["optional"]] == needed
+        assert tiny_clients.grpc.get_model_config(model).config == ParseDict(http, model_config_pb2.ModelConfig())
 
 
 def test_index_with_ready_filter_lists_ready_models(tiny_http: httpx.Client) -> None:
@@ -153,23 +140,6 @@ def test_omitted_outputs_default_to_all_declared(tiny_http: httpx.Client) -> Non
             assert infer(tiny_http, tensor(), model=model, outputs=omitted).json() == named
 
 
-@pytest.mark.parametrize("binary_in", [False, True])
-@pytest.mark.parametrize("binary_out", [False, True])
-def test_tritonclient_response_equals_native_api(
-    triton: Any, tiny_clients: Clients, binary_in: bool, binary_out: bool
-) -> None:
-    inputs = []
-    for name, data in MIXED.items():
-        array = np.array(data)
-        inputs.append(tritonclient.http.InferInput(name, array.shape, "INT64"))
-        inputs[-1].set_data_from_numpy(array, binary_data=binary_in)
-    output = tritonclient.http.InferRequestedOutput("embeddings", binary_data=binary_out)
-    result = triton.infer("bert", inputs, outputs=[output], request_id="42", model_version="2")
-    assert result.as_numpy("embeddings").tobytes() == native_bytes(tiny_clients, "bert", MIXED).tobytes()
-    assert result.as_numpy("embeddings").shape == (2, 3, 4)
-    assert (result.get_response()["id"], result.get_response()["model_version"]) == ("42", "2")
-
-
 @pytest.mark.parametrize("reverse", [False, True])
 def test_json_and_binary_inputs_can_be_mixed(tiny_clients: Clients, reverse: bool) -> None:
     items = list(MIXED.items())[:: -1 if reverse else 1]
@@ -192,25 +162,21 @@ def test_output_binary_data_overrides_binary_data_output(tiny_clients: Clients) 
             assert vectors_of(response).tobytes() == expected, more
 
 
-def test_large_response_may_mix_json_and_binary_outputs(model_server: Server) -> None:
+def test_large_response_may_mix_json_and_binary_outputs(model_http: httpx.Client) -> None:
     """The length of the text is told before it: it is computed whole, in a thread."""
     ids = np.arange(3000).reshape(100, 30)
     text, data = outputs("token_embeddings", binary_data=False), outputs("embeddings", binary_data=True)
-    with httpx.Client(base_url=model_server.address, timeout=60) as client:
 
-        def ask(wanted: list[dict[str, Any]]) -> tuple[Any, bytes]:
-            asked = {"inputs": [declared(ids)], "outputs": wanted}
-            response = infer_binary(client, asked, raw(ids), model="gpt2-small")
-            length = int(response.headers[HEADER_LENGTH])
-            return orjson.loads(response.content[:length])["outputs"], response.content[length:]
+    def ask(wanted: list[dict[str, Any]]) -> tuple[Any, bytes]:
+        asked = {"inputs": [declared(ids)], "outputs": wanted}
+        document, content = split(infer_binary(model_http, asked, raw(ids), model="gpt2-small"))
+        return document["outputs"], content
 
-        documents, vectors = ask(text + data)
-        assert [output["shape"] for output in documents] == [[100, 30, 768]] * 2
-        assert (
-            np.array(documents[0]["data"], np.float32).tobytes()
-            == ask(outputs("token_embeddings", binary_data=True))[1]
-        )
-        assert vectors == ask(data)[1]
+    documents, vectors = ask(text + data)
+    assert [output["shape"] for output in documents] == [[100, 30, 768]] * 2
+    _, expected = ask(outputs("token_embeddings", binary_data=True))
+    assert np.array(documents[0]["data"], np.float32).tobytes() == expected
+    assert vectors == ask(data)[1]
 
 
 def test_raw_body_is_one_row_with_binary_response(tiny_clients: Clients) -> None:
@@ -222,16 +188,13 @@ def test_raw_body_is_one_row_with_binary_response(tiny_clients: Clients) -> None
 
 
 def test_dtype_parameter_sets_response_datatype(tiny_http: httpx.Client) -> None:
-    for datatype, own in (("FP16", False), ("float16", True), ("BF16", True), ("bfloat16", False)):
-        dtype, shown = ("float16", "FP16") if datatype in ("FP16", "float16") else ("bfloat16", "BF16")
-        headers = {"Accept": "application/octet-stream"}
+    headers = {"Accept": "application/octet-stream"}
+    for datatype, dtype, shown in (("FP16", "float16", "FP16"), ("bfloat16", "bfloat16", "BF16")):
         expected = tiny_http.post("/models/gpt/embed", json={"input_ids": IDS, "dtype": dtype}, headers=headers).content
-        more: dict[str, Any] = {"parameters": {"dtype": datatype, "binary_data_output": True}}
-        if own:
-            more = {"outputs": outputs("embeddings", dtype=datatype, binary_data=True)}
-        document, content = split(infer(tiny_http, tensor(), **more))
-        assert (document["outputs"][0]["datatype"], content) == (shown, expected)
-        assert document["outputs"][0]["parameters"]["binary_data_size"] == len(expected)
+        whole = {"parameters": {"dtype": datatype, "binary_data_output": True}}
+        for more in (whole, {"outputs": outputs("embeddings", dtype=datatype, binary_data=True)}):
+            document, content = split(infer(tiny_http, tensor(), **more))
+            assert (document["outputs"][0]["datatype"], content) == (shown, expected)
     answer = infer(tiny_http, tensor(), parameters={"dtype": "FP16"}, outputs=outputs("embeddings", dtype="FP32"))
     assert answer.json()["outputs"][0]["datatype"] == "FP32"
 
@@ -263,30 +226,14 @@ def test_int32_ids_over_grpc_are_accepted(tiny_clients: Clients, raw_contents: b
         assert not answer.outputs[0].HasField("contents")
 
 
-def test_zero_inputs_of_perf_analyzer_are_accepted(tiny_http: httpx.Client) -> None:
-    """perf_analyzer without a data file sends all declared inputs, and requests all declared outputs."""
-    metadata = tiny_http.get("/v2/models/gpt").json()
-    config = tiny_http.get("/v2/models/gpt/config").json()["input"]
-    assert [described["name"] for described in config] == [described["name"] for described in metadata["inputs"]]
-    inputs = []
-    for described in metadata["inputs"]:
-        shape = [1 if size == -1 else size for size in described["shape"]]
-        inputs.append(described | {"shape": shape, "parameters": {"binary_data_size": 8}})
-    wanted = outputs(*(output["name"] for output in metadata["outputs"]), binary_data=True)
-    answer = infer_binary(tiny_http, {"inputs": inputs, "outputs": wanted}, bytes(8 * len(inputs)))
-    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/octet-stream"), answer.text
-
-
+NULL_PARAMETERS = ("offset", "dtype", "sequence_id", "binary_data_output", "priority", "headers", "unknown")
 NULLS: list[dict[str, Any]] = [
-    {"parameters": None},
-    {"id": None, "model_name": None, "parameters": {}},
-    {"parameters": dict.fromkeys(("offset", "dtype", "sequence_id", "binary_data_output", "priority"))},
-    {"parameters": {"headers": None, "unknown": None}},
+    {"id": None, "model_name": None, "field": None, "parameters": None},
+    {"parameters": dict.fromkeys(NULL_PARAMETERS)},
     {"outputs": [{"name": "embeddings", "parameters": None}]},
     {"outputs": outputs("embeddings", binary_data=None, dtype=None)},
     {"inputs": [tensor(parameters=None)]},
     {"inputs": [tensor(parameters={"binary_data_size": None, "content_type": None})]},
-    {"field": None},
 ]
 
 
@@ -296,9 +243,8 @@ def test_null_field_counts_as_absent(tiny_clients: Clients) -> None:
     for nulls in NULLS:
         response = infer(http, tensor(), **nulls)
         assert (response.status_code, response.json()) == (200, plain.json()), nulls
-    assert vectors_of(infer_binary(http, {"inputs": [declared(IDS) | {"data": None}]}, raw(IDS))).tobytes() == (
-        vectors_of(plain).tobytes()
-    )
+    binary = infer_binary(http, {"inputs": [declared(IDS) | {"data": None}]}, raw(IDS))
+    assert vectors_of(binary).tobytes() == vectors_of(plain).tobytes()
     message = infer_message([[1, 2]])
     expected = call_grpc(tiny_clients, "ModelInfer", message)
     for name in ("offset", "dtype", "headers"):
@@ -317,13 +263,6 @@ def test_ignored_parameters_are_named_in_the_response(tiny_http: httpx.Client) -
         asked = {"inputs": [declared(IDS)], "parameters": {"binary_data_output": True, "max_tokens": 5}}
         header, _ = split(infer_binary(tiny_http, asked, raw(IDS)))
         assert header["parameters"] == {"ignored_parameters": "max_tokens"}
-
-
-def test_offset_parameter_is_accepted(tiny_clients: Clients) -> None:
-    expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS, "offset": 2}).tobytes()
-    for further in ({}, {"priority": 3, "timeout": 5, "content_type": "np"}):
-        answer = infer(tiny_clients.http, tensor(), parameters={"offset": 2} | further)
-        assert vectors_of(answer).tobytes() == expected
 
 
 def test_wrong_binary_size_over_grpc_is_rejected(tiny_clients: Clients) -> None:
