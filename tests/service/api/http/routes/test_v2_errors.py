@@ -32,26 +32,17 @@ BAD_IDS: list[tuple[Any, str]] = [
     ([tensor(datatype="INT16")], "input_ids.datatype: got INT16"),
     ([tensor(datatype="INT32", data=[2**31], shape=[1, 1])], f"input_ids.data[0]: got {2**31}"),
     ([tensor(datatype=None)], "inputs[0]: got ['input_ids', None]"),
-    ([tensor(data=FLAT, shape=[2, 3, 1])], "input_ids.shape: got [2, 3, 1]"),
     ([tensor(data=FLAT, shape=[])], "input_ids.shape: got []"),
     ([tensor(), tensor("offset", [[1]])], "offset.shape: got [1, 1]"),
-    ([tensor(), tensor("offset", 1)], "inputs[1].data: got 1"),
-    ([tensor(), tensor("offset", [])], "offset.shape: got [0]"),
-    ([tensor(data=FLAT, shape=[2, 4])], "input_ids.data: got 6 values"),
     ([tensor(shape=[-1, 3])], "inputs[0].shape: got [-1, 3]"),
-    ([tensor(shape=[2.0, 3.0])], "inputs[0].shape: got [2.0, 3.0]"),
     ([tensor(shape=[True, 6])], "inputs[0].shape: got [True, 6]"),
     ([tensor(shape=None)], "inputs[0].shape: got None"),
     ([tensor(data=FLAT, shape=[2**32, 2**32])], "input_ids.data: got 6 values"),
     ([tensor(data=[], shape=[2**40, 0])], f"input_ids.shape: got [{2**40}, 0]"),
-    ([tensor(data=[[1, 2], 3], shape=[1, 3])], "inputs[0].data: got lists beside numbers"),
     ([tensor(data=[[1, 2], [[3], [4]]], shape=[2, 2])], "inputs[0].data: got lists beside numbers"),
-    ([tensor(data=[[1, 2], [3, 4], [5, 6]], shape=[2, 3])], "inputs[0].data: got nested lists of the sizes [3, 2]"),
     ([tensor(data=[[[1], [2]], [[3], [4]]], shape=[2, 2])], "inputs[0].data: got nested lists of the sizes [2, 2, 1]"),
     ([tensor(data=[[1], [2, 3, 4]], shape=[2, 2])], "inputs[0].data: got nested lists of the sizes [2, 1 to 3]"),
-    ([tensor(data=[[1, 2], []], shape=[1, 2])], "inputs[0].data: got nested lists of the sizes [2, 0 to 2]"),
     ([tensor(data=None)], "inputs[0].data: got None"),
-    ([tensor(parameters=5)], "inputs[0].parameters: got 5"),
     ([tensor() | {"dtype": "x"}], "inputs[0]: got dtype, expected name, datatype, "),
     ([declared(IDS) | {"data": IDS}], "inputs[0]: got data and binary_data_size"),
     (["input_ids"], "inputs: got ['input_ids']"),
@@ -63,22 +54,14 @@ BAD_IDS: list[tuple[Any, str]] = [
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"outputs": outputs("embeddings", "embeddings")}, "outputs[1].name: got embeddings"),
     ({"outputs": outputs("x")}, "outputs[0].name: got x"),
-    ({"outputs": {"name": "embeddings"}}, "outputs: got {'name': 'embeddings'}"),
     ({"outputs": outputs("embeddings", binary_data=1)}, "outputs[0].parameters.binary_data: got 1"),
-    ({"outputs": [{"name": "x", "binary_data": True}]}, "outputs[0]: got binary_data, expected name, parameters"),
     ({"outputs": outputs("embeddings", "spans")}, "outputs: spans needs the input text, because it"),
     ({"outputs": outputs("lengths")}, "outputs: got lengths"),
     (
         {"outputs": [*outputs("embeddings", dtype="FP16"), *outputs("token_embeddings")], "parameters": BINARY},
         "outputs[1].parameters.dtype: got FP32, expected FP16, because all outputs have one type",
     ),
-    *(
-        (
-            {"parameters": {"dtype": datatype}, "outputs": outputs("embeddings")},
-            f"outputs embeddings: got {datatype} as JSON, expected binary_data",
-        )
-        for datatype in ("FP16", "BF16")
-    ),
+    ({"outputs": outputs("embeddings", dtype="BF16")}, "outputs embeddings: got BF16 as JSON, expected binary_data"),
     ({"parameters": []}, "parameters: got []"),
     ({"id": 5}, "id: got 5"),
     ({"offset": 2}, "unknown field offset; expected id, parameters, inputs, outputs, model_name"),
@@ -86,23 +69,13 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
         {"inputs": [tensor(), tensor("offset", [1])], "parameters": {"offset": 1}},
         "parameters.offset: got an offset and an input offset",
     ),
-    (
-        {"inputs": [tensor(), tensor("position_ids", [[0, 1, 2]] * 2)], "parameters": {"offset": 1}},
-        "offset and position_ids exclude each other",
-    ),
 ]
 BAD_TEXTS: list[tuple[list[Any], dict[str, Any], str]] = [
     ([TEXT, tensor()], {}, "input_ids cannot be used with text"),
-    ([TEXT, tensor("attention_mask", [[1]])], {}, "attention_mask cannot be used with text"),
-    ([TEXT, TEXT], {}, "inputs.name: got text twice"),
-    ([texts([["a"]])], {}, "text.shape: got [1, 1]"),
     ([tensor("text", ["a"])], {}, "text.datatype: got INT64"),
     ([texts(["a"], shape=[2])], {}, "text.data: got 1 values"),
-    ([texts([""])], {}, "text[0]: got ''"),
     ([texts([5])], {}, "text[0]: got 5"),
-    ([texts([], shape=[0])], {}, "text.shape: got [0]"),
     ([TEXT], {"sequence_id": 5}, "parameters.sequence_id: got 5"),
-    ([TEXT], {"truncate": ["left"]}, "truncate: got ['left']"),
     ([], {}, "inputs: got no input_ids"),
 ]
 
@@ -162,26 +135,16 @@ def test_invalid_header_length_is_rejected(tiny_http: httpx.Client) -> None:
 
 REGION = {"shared_memory_region": "x", "shared_memory_byte_size": 8}
 OF_REQUEST: list[tuple[str, Any, str]] = [
-    *(
-        (name, "x", f"parameters: got the reserved name {name}")
-        for name in ("headers", "triton_x", "shared_memory_region")
-    ),
-    ("binary_data", True, "parameters: got the reserved name binary_data"),
+    *((name, "x", f"parameters: got the reserved name {name}") for name in ("headers", "triton_x", "binary_data")),
     ("truncate", "middle", "truncate: got middle"),
-    ("truncate", True, "truncate: got True"),
     ("pooling", "max", "pooling: got max"),
     ("sequence_id", True, "parameters.sequence_id: got True"),
     ("sequence_id", 2**64 - 1, f"parameters.sequence_id {2**64 - 1} does not run on gpt version 1; its first request"),
     ("dtype", "FP64", "parameters.dtype: got FP64"),
-    ("dtype", 16, "parameters.dtype: got 16"),
-    ("offset", -1, "offset[0]: got -1"),
     ("offset", 5, "offset[0] + tokens: got 5 + 2 = 7"),
     ("offset", 2**63, f"parameters.offset: got {2**63}"),
-    ("offset", 1.5, "parameters.offset: got 1.5"),
     ("offset", True, "parameters.offset: got True"),
-    ("offset", "1", "parameters.offset: got '1'"),
     ("binary_data_output", 1, "parameters.binary_data_output: got 1"),
-    ("content_type", "str", "parameters.content_type: got str"),
     ("priority", -1, "parameters.priority: got -1"),
     ("timeout", "1", "parameters.timeout: got 1"),
 ]
@@ -189,13 +152,11 @@ PARAMETERS: list[tuple[str, dict[str, Any], str]] = [
     *(("request", {name: value}, error) for name, value, error in OF_REQUEST),
     ("output", {"classification": 3}, "outputs[0].parameters: got the reserved name classification"),
     ("output", {"shared_memory_region": "x"}, "outputs[0].parameters.shared_memory_byte_size: got nothing"),
-    ("output", REGION | {"shared_memory_region": 1}, "outputs[0].parameters.shared_memory_region: got 1"),
     ("output", REGION | {"shared_memory_offset": -1}, "outputs[0].parameters.shared_memory_offset: got -1"),
     ("output", REGION | {"binary_data": True}, "outputs[0].parameters: got binary_data and shared_memory_region"),
     ("output", {"dtype": "INT64"}, "outputs[0].parameters.dtype: got INT64"),
     ("output", {"binary_data": "yes"}, "outputs[0].parameters.binary_data: got yes"),
     ("input", {"shared_memory_byte_size": 8}, "inputs[0].parameters.shared_memory_region: got nothing"),
-    ("input", {"classification": 3}, "inputs[0].parameters: got the reserved name classification"),
     ("input", {"content_type": "base64"}, "inputs[0].parameters.content_type: got base64"),
 ]
 
@@ -203,7 +164,7 @@ PARAMETERS: list[tuple[str, dict[str, Any], str]] = [
 def set_all(parameters: Any, values: dict[str, Any]) -> None:
     """Write values into a map of protobuf."""
     for name, value in values.items():
-        kinds = {bool: "bool_param", str: "string_param", float: "double_param", int: "int64_param"}
+        kinds = {bool: "bool_param", str: "string_param", int: "int64_param"}
         kind = "uint64_param" if type(value) is int and value >= 2**63 else kinds[type(value)]
         setattr(parameters[name], kind, value)
 
@@ -248,11 +209,8 @@ def test_malformed_text_bytes_are_rejected(tiny_clients: Clients) -> None:
 
 NOT_FOUND, FORBIDDEN = (errors.NotFound, "NOT_FOUND"), (errors.Forbidden, "PERMISSION_DENIED")
 QUESTIONS: list[tuple[str, str, str, dict[str, str], tuple[type[errors.PreblockError], str]]] = [
-    ("get", "models/nope", "ModelMetadata", {"name": "nope"}, NOT_FOUND),
     ("get", "models/bert/versions/0", "ModelMetadata", {"name": "bert", "version": "0"}, NOT_FOUND),
-    ("get", "models/nope/config", "ModelConfig", {"name": "nope"}, NOT_FOUND),
     ("get", "models/bert/versions/3/config", "ModelConfig", {"name": "bert", "version": "3"}, NOT_FOUND),
-    ("get", "models/nope/stats", "ModelStatistics", {"name": "nope"}, NOT_FOUND),
     ("get", "models/bert/versions/x/stats", "ModelStatistics", {"name": "bert", "version": "x"}, NOT_FOUND),
     ("post", "repository/models/bert/load", "RepositoryModelLoad", {"model_name": "bert"}, FORBIDDEN),
     ("post", "repository/models/gpt/unload", "RepositoryModelUnload", {"model_name": "gpt"}, FORBIDDEN),
