@@ -41,15 +41,6 @@ def test_accept_encoding_selects_content_encoding() -> None:
 
 
 @pytest.mark.parametrize("coding", COMPRESS)
-def test_decompression_stops_at_limit(coding: str) -> None:
-    content = bytes(range(256)) * 4
-    assert expand(COMPRESS[coding](content), coding, len(content)) == content
-    for limit in (0, len(content) - 1):
-        with pytest.raises(TooLarge, match=f"^body: got more than {limit} bytes after decompression"):
-            expand(COMPRESS[coding](content), coding, limit)
-
-
-@pytest.mark.parametrize("coding", COMPRESS)
 def test_malformed_compressed_body_is_rejected(coding: str) -> None:
     whole = COMPRESS[coding](b"{}" * 100)
     other = COMPRESS["gzip" if coding == "deflate" else "deflate"](b"{}")
@@ -68,8 +59,6 @@ def test_gzip_members_are_joined(size: int) -> None:
     packed, content = b"".join(map(gzip.compress, parts)), b"".join(parts)
     assert gzip.decompress(packed) == content
     assert expand(packed, "gzip", len(content)) == content
-    with pytest.raises(TooLarge):
-        expand(packed, "gzip", len(content) - 1)
 
 
 def test_repeated_encoding_headers_are_a_list(tiny_http: httpx.Client, model_server: Server) -> None:
@@ -109,6 +98,9 @@ def test_bodies_in_several_chunks_are_decompressed(coding: str, size: int) -> No
     for content in (bytes(size), np.random.default_rng(size).bytes(size)):  # expands most, and not at all
         packed = COMPRESS[coding](content)
         assert expand(packed, coding, size) == content
+        if size:
+            with pytest.raises(TooLarge, match=f"^body: got more than {size - 1} bytes after decompression"):
+                expand(packed, coding, size - 1)
         for wrong in (packed[:-1], packed + b"x", packed + packed[:-1]):
             with pytest.raises(Malformed):
                 expand(wrong, coding, 2 * size)

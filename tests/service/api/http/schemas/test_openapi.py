@@ -60,29 +60,11 @@ def document(tiny_http: httpx.Client) -> Any:
     return tiny_http.get("/openapi.json").json()
 
 
-def references(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        if isinstance(value.get("$ref"), str):
-            yield value["$ref"]
-        for child in value.values():
-            yield from references(child)
-    elif isinstance(value, list):
-        for child in value:
-            yield from references(child)
-
-
 def test_every_route_is_described(document: Any) -> None:
     assert sorted((method, path) for path, method, _ in operations_of(document)) == sorted(ROUTES)
     assert all(operation["description"] for _, _, operation in operations_of(document))
     assert document["security"] == [{"key": []}, {}]
     assert document["paths"]["/livez"]["get"]["security"] == []
-
-
-def test_every_openapi_reference_resolves(document: Any) -> None:
-    for reference in references(document):
-        found = document
-        for part in reference.removeprefix("#/").split("/"):
-            found = found[part]
 
 
 def operations_of(document: Any) -> Iterator[tuple[str, str, Any]]:
@@ -97,15 +79,6 @@ def test_operation_ids_are_short_and_unique(document: Any) -> None:
     assert len(ids) == len(set(ids))
     assert all(re.fullmatch("[a-z0-9_]{4,32}", name) for name in ids), ids
     assert {"embed", "embed_version", "bias", "decode", "list_models", "get_model", "embeddings", "infer"} <= set(ids)
-
-
-def test_schema_properties_have_no_defaults(document: Any) -> None:
-    """Openapi-typescript requires a property with a default in requests; descriptions name the defaults."""
-    schemas = document["components"]["schemas"]
-    assert not [
-        name for name, schema in schemas.items() for p in schema.get("properties", {}).values() if "default" in p
-    ]
-    assert schemas["EmbedRequest"]["properties"]["dtype"]["description"] == 'Default "float32".'
 
 
 @pytest.fixture
@@ -248,14 +221,3 @@ def test_model_and_problem_schemas_match_response(tiny_http: httpx.Client, docum
     }
     schemas = document["components"]["schemas"]
     assert {name: set(schemas[name]["properties"]) for name in shown} == {name: set(shown[name]) for name in shown}
-
-
-def test_docs_page_uses_only_local_assets(tiny_http: httpx.Client) -> None:
-    page = tiny_http.get("/docs")
-    assert page.headers["Content-Type"].startswith("text/html")
-    assert "/openapi.json" in page.text
-    parts = re.findall(r'(?:href|src)="([^"]+)"', page.text)
-    assert len(parts) == 3
-    for part in parts:
-        assert part.startswith("/docs/static/")
-        assert tiny_http.get(part).status_code == 200
