@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2
 
 from tests.service.api.http.native_requests import BYTES, ask
 from tests.support.connections import dial
-from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub
+from tests.support.open_inference import NO_LIMIT, infer_message, open_stub
 from tests.support.protocols import Clients, native_bytes
 from tests.support.servers import Server
 
@@ -62,15 +62,6 @@ def test_cancelled_grpc_calls_do_not_affect_others(catalogue_http: httpx.Client,
     for call in calls[:-1]:
         call.cancel()
     assert list(calls[-1].result().raw_output_contents) == [over_http(catalogue_http, "long", ids)]
-
-
-def test_large_messages_of_one_connection_are_answered(tiny_server: Server) -> None:
-    ids = np.zeros((2**13, 6), np.int64)
-    with open_stub(tiny_server.grpc, OWN_CONNECTION, NO_LIMIT) as stub:
-        (row,) = stub.ModelInfer(infer_message(ids[:1])).raw_output_contents
-        answers = [stub.ModelInfer(infer_message(ids)).raw_output_contents[0] for _ in range(3)]
-        (streamed,) = stub.ModelStreamInfer(iter([infer_message(ids)]))
-    assert [*answers, streamed.infer_response.raw_output_contents[0]] == [row * len(ids)] * 4
 
 
 def test_prepared_calls_have_their_own_vectors(tiny_clients: Clients) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -51,16 +52,20 @@ def check(error: Any, got: str) -> None:
     assert dict(error.trailing_metadata())["retry-after"] == "1"
 
 
+@contextmanager
+def silent_stream(stub: Any, message: Any) -> Iterator[Any]:
+    """Open a stream, and send one message, and then neither another nor the end before the block ends."""
+    messages: SimpleQueue[Any] = SimpleQueue()
+    messages.put(message)
+    try:
+        yield stub.ModelStreamInfer(iter(messages.get, None))
+    finally:
+        messages.put(None)
+
+
 def test_idle_stream_ends_with_the_reason(stub: Any) -> None:
-    done: list[bool] = []
-
-    def silent() -> Iterator[Any]:
-        yield infer_message([[1]])
-        while not done:
-            time.sleep(0.05)
-
-    answers, error, seconds = until_the_end(stub.ModelStreamInfer(silent()))
-    done.append(True)
+    with silent_stream(stub, infer_message([[1]])) as stream:
+        answers, error, seconds = until_the_end(stream)
     assert [answer.error_message for answer in answers] == [""]
     check(error, "an idle timeout")
     assert seconds > 0.9 * IDLE
@@ -131,34 +136,15 @@ def end(server: OwnServer, then: Callable[[], Any] = lambda: None) -> Any:
 def test_idle_grpc_streams_end_at_shutdown_without_delay(tiny_repository: Path) -> None:
     with connected(tiny_repository) as (server, channel):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-
-        done: list[Any] = []
-
-        def sent() -> Iterator[Any]:
-            """Send one request, and then neither another nor the end."""
-            yield request(1)
-            while not done:
-                time.sleep(0.05)
-
-        streams = [stub.ModelStreamInfer(sent()) for _ in range(3)]
-        assert [next(stream).infer_response.id for stream in streams] == ["1"] * 3
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-
-        def end_of(stream: Any) -> Any:
-            with pytest.raises(grpc.RpcError) as raised:
-                next(stream)
-            return raised.value
-
-        try:
-            ends = end(server, lambda: [*map(end_of, streams)])
-        finally:
-            done.append(True)
-        assert {error.code() for error in ends} == {grpc.StatusCode.UNAVAILABLE}
-        assert {error.details() for error in ends} == {
-            "the stream was closed because of the shutdown of the server; open a new one later, or on another server"
-        }
-        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        health = health_pb2_grpc.HealthStub(channel)
+        names = "", "inference.GRPCInferenceService"
+        watches = [health.Watch(health_pb2.HealthCheckRequest(service=name)) for name in names]
+        assert [next(watch).status for watch in watches] == [health_pb2.HealthCheckResponse.SERVING] * 2
+        with silent_stream(stub, request(1)) as stream:
+            assert next(stream).infer_response.id == "1"
+            _, error, _ = end(server, lambda: until_the_end(stream))
+        check(error, "the shutdown of the server")
+        assert [next(watch).status for watch in watches] == [health_pb2.HealthCheckResponse.NOT_SERVING] * 2
 
 
 def test_calls_in_flight_finish_at_shutdown(tiny_repository: Path) -> None:
