@@ -15,7 +15,6 @@ from tests.service.api.http.native_requests import (
     RAGGED,
     ask,
     post_json,
-    prompt_of,
     refusal,
     told,
     vectors_of,
@@ -96,13 +95,6 @@ def test_embed_uses_requested_version(tiny_http: httpx.Client) -> None:
         assert (named["embeddings"] == newest["embeddings"]) == (version == 2)
 
 
-def test_binary_response_headers_hold_shape_dtype_and_model(tiny_http: httpx.Client) -> None:
-    for input_ids, shape in ((IDS, "2,3,4"), ([[1], [2, 3]], "3,4")):
-        headers = ask(tiny_http, "gpt", BYTES, input_ids=input_ids, dtype="float16").headers
-        assert (headers["Preblock-Shape"], headers["Preblock-Dtype"]) == (shape, "float16")
-        assert (headers["Preblock-Model"], headers["Preblock-Version"]) == ("gpt", "1")
-
-
 def test_outputs_are_returned_under_their_names(tiny_http: httpx.Client, tiny_tables: Tables) -> None:
     for rows, positions in ((IDS, [0, 1, 2, 0, 1, 2]), ([[1], [2, 3]], [0, 0, 1])):
         tokens = tiny_tables["tokens"][np.concatenate(rows)]
@@ -116,8 +108,9 @@ def test_outputs_are_returned_under_their_names(tiny_http: httpx.Client, tiny_ta
             assert "outputs" not in one
             binary = ask(tiny_http, "gpt", BYTES, input_ids=rows, output=output)
             assert binary.content == expected[output].tobytes()
-            names = binary.headers["Preblock-Output"], binary.headers["Preblock-Use-As"]
-            assert names == (output, one["use_as"])
+            told_by_headers = [binary.headers[f"Preblock-{name}"] for name in ("Output", "Use-As", "Model", "Version")]
+            assert told_by_headers == [output, one["use_as"], "gpt", "1"]
+            assert binary.headers["Preblock-Dtype"] == "float32"
 
 
 def test_fields_may_stand_in_the_query(tiny_http: httpx.Client) -> None:
@@ -187,14 +180,6 @@ def test_text_tokens_equal_transformers_tokenizer(model_http: httpx.Client, orac
     assert TEXTS[1][first:end] == "naïve"
 
 
-def test_special_tokens_are_omitted_on_request(model_http: httpx.Client, oracle: Any) -> None:
-    for special in (None, True, False):
-        expected = oracle(TEXTS, truncation=False, add_special_tokens=special is not False)["input_ids"]
-        answer = told(model_http, "minilm", text=TEXTS, return_tokens=True, special_tokens=special)
-        assert answer["input_ids"] == expected
-        assert answer["embeddings"] == told(model_http, "minilm", input_ids=expected)["embeddings"]
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_truncated_text_equals_transformers(model_http: httpx.Client, oracle: Any, side: str) -> None:
     texts = [" ".join(str(number) for number in range(2000, 2800)), "short"]
@@ -210,28 +195,6 @@ def test_truncated_text_equals_transformers(model_http: httpx.Client, oracle: An
 def test_text_with_offset_equals_ids_with_offset(tiny_http: httpx.Client) -> None:
     expected = told(tiny_http, "bert", input_ids=[[1, 4, 5, 2]], offset=3)
     assert told(tiny_http, "bert", text="a b", offset=3) == expected
-
-
-@pytest.fixture(scope="module")
-def table(minilm_checkpoint: Path) -> Any:
-    """The token table of the real checkpoint."""
-    model: Any = transformers.BertModel.from_pretrained(minilm_checkpoint, add_pooling_layer=False)
-    return model.get_input_embeddings().weight.detach()
-
-
-def test_prompt_embeds_equal_transformers_lookup(model_http: httpx.Client, table: Any, minilm_checkpoint: Path) -> None:
-    ids = transformers.AutoTokenizer.from_pretrained(minilm_checkpoint)("Hello, world!")["input_ids"]
-    for dtype in ("float32", "float16", "bfloat16"):
-        answer = told(model_http, "minilm", text="Hello, world!", encoding="prompt_embeds", dtype=dtype)
-        assert (answer["encoding"], answer["dtype"]) == ("prompt_embeds", dtype)
-        found = prompt_of(answer["token_embeddings"])
-        assert (found.dtype, list(found.shape)) == (getattr(torch, dtype), answer["shape"][1:])
-        assert torch.equal(found, table[ids].to(found.dtype))
-    rows = [[101, 7592, 102], [101, 102], [7592]]
-    answer = told(model_http, "minilm", input_ids=rows, encoding="prompt_embeds", output="token_embeddings")
-    assert answer["lengths"] == [3, 2, 1]
-    for text, row in zip(answer["token_embeddings"], rows, strict=True):
-        assert torch.equal(prompt_of(text), table[row])
 
 
 def test_unsafe_prompt_embeds_request_is_rejected(model_http: httpx.Client) -> None:

@@ -14,27 +14,18 @@ PROMPT = {"encoding": "prompt_embeds"}
 BAD_JSON: list[tuple[str, dict[str, Any], str]] = [
     ("gpt", {"text": "a"}, "text: got 'a'"),
     ("bert", {"text": ""}, "text: got ''"),
-    ("bert", {"text": ["a", ""]}, "text[1]: got ''"),
     ("bert", {"text": []}, "text: got []"),
     ("bert", {"text": 3}, "text: got 3"),
-    ("bert", {"text": [["a"]]}, "text[0]: got ['a']"),
-    *(
-        ("bert", {"text": "a", name: [[1]]}, f"{name} cannot be used with text")
-        for name in ("input_ids", "attention_mask", "position_ids", "token_type_ids")
-    ),
+    ("bert", {"text": "a", "token_type_ids": [[1]]}, "token_type_ids cannot be used with text"),
     ("bert", {"text": "a", "return_tokens": 1}, "return_tokens: got 1"),
     ("bert", {"input_ids": [1], "return_tokens": True}, "return_tokens: got True"),
     ("bert", {"text": "a", "special_tokens": 1}, "special_tokens: got 1"),
     ("bert", {"input_ids": [1], "special_tokens": False}, "special_tokens: got False"),
     ("bert", {"text": "a", "truncate": "middle"}, "truncate: got middle"),
-    ("bert", {"text": "a", "truncate": ["left"]}, "truncate: got ['left']"),
     ("bert", {"input_ids": [1], "position_ids": [0], "truncate": "left"}, "truncate and position_ids exclude each"),
-    ("bert", {"input_ids": [1], "offset": 8, "truncate": "left"}, "offset[0] + tokens: got 8 + 1 = 9"),
     ("bert", {"text": "a", "offset": 6, "truncate": "left"}, "offset[0] + tokens: got 6 + 3 = 9"),
     ("bert", {"text": "a", "offset": [0, 0]}, "offset: got 2 values"),
-    ("bert", {"text": "a b c d e f g"}, "offset[0] + tokens: got 0 + 9 = 9"),
     ("bert", {"input_ids": [1], "pooling": "max"}, "pooling: got max"),
-    ("bert", {"input_ids": [1], "pooling": 1}, "pooling: got 1"),
     ("bert", {"input_ids": [1], "pooling": "mean"} | PROMPT, "pooling: got mean"),
     ("gpt", {"input_ids": IDS, "output": "rotary_cos"}, "output: got rotary_cos"),
     ("gpt", {"input_ids": IDS, "output": 1}, "output: got 1"),
@@ -48,6 +39,12 @@ BAD_QUERIES = [
     ("nope=1", "unknown field nope"),
     ("input_ids=[1]", "input_ids is both in the query and in the body"),
 ]
+
+
+def tensors(**values: list[Any]) -> bytes:
+    return safetensors.numpy.save({name: np.array(value) for name, value in values.items()})
+
+
 BAD_BODIES: list[tuple[str, bytes, dict[str, str], int, str]] = [
     (BYTES, bytes(9), {}, 400, "body: got 9 bytes"),
     (BYTES, b"", {}, 422, "input_ids shape: got (0,)"),
@@ -59,20 +56,14 @@ BAD_BODIES: list[tuple[str, bytes, dict[str, str], int, str]] = [
     (JSON, b'{"input_ids": [1]}', {"shape": "1"}, 422, "unknown field shape"),
     (JSON, b'{"input_ids": [1]}', {"lengths": "[1]"}, 422, "unknown field lengths"),
     (SAFETENSORS, bytes(8), {}, 400, "body: not a valid safetensors file (a header that is no JSON object), expected"),
-]
-BAD_TENSORS: list[tuple[dict[str, Any], str]] = [
-    ({"offset": [1]}, "input_ids, text or parts is required: rows of token ids"),
-    ({"input_ids": [1.0]}, "input_ids dtype: got float64"),
-    ({"input_ids": [1], "nope": [1]}, "unknown field nope"),
-    ({"input_ids": [1, 7, 11], "lengths": [2, 1]}, "input_ids[1][0]: got 11"),
+    (SAFETENSORS, tensors(offset=[1]), {}, 422, "input_ids, text or parts is required: rows of token ids"),
+    (SAFETENSORS, tensors(input_ids=[1], nope=[1]), {}, 422, "unknown field nope"),
+    (SAFETENSORS, tensors(input_ids=[1, 7, 11], lengths=[2, 1]), {}, 422, "input_ids[1][0]: got 11"),
 ]
 NOT_ACCEPTABLE: list[tuple[str, str, dict[str, Any], str]] = [
     ("gpt", NPY, {"input_ids": [1], "dtype": "bfloat16"}, f"{JSON} or {BYTES} or {SAFETENSORS} for bfloat16"),
-    *(
-        ("gpt", media, {"input_ids": [1], "output": BOTH}, f"{JSON} or {SAFETENSORS} for several")
-        for media in (BYTES, NPY)
-    ),
-    *(("bert", media, {"text": "a", "return_tokens": True}, JSON) for media in (BYTES, NPY)),
+    ("gpt", BYTES, {"input_ids": [1], "output": BOTH}, f"{JSON} or {SAFETENSORS} for several"),
+    ("bert", NPY, {"text": "a", "return_tokens": True}, JSON),
     *(("gpt", media, {"input_ids": [1]} | PROMPT, JSON) for media in (BYTES, SAFETENSORS)),
 ]
 
@@ -94,20 +85,7 @@ def test_bad_query_is_rejected(tiny_http: httpx.Client) -> None:
 
 
 def test_bad_body_is_rejected(tiny_http: httpx.Client) -> None:
-    bodies = [
-        *BAD_BODIES,
-        *(
-            (
-                SAFETENSORS,
-                safetensors.numpy.save({name: np.array(value) for name, value in tensors.items()}),
-                {},
-                422,
-                detail,
-            )
-            for tensors, detail in BAD_TENSORS
-        ),
-    ]
-    for kind, body, query, status, detail in bodies:
+    for kind, body, query, status, detail in BAD_BODIES:
         found = refusal(post(tiny_http, "bert", kind, body, **query))
         assert (found[0], found[1][: len(detail)]) == (status, detail), (kind, body)
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from preblock.service.codecs.chunks import MAX_CHUNK_BYTES
 from tests.service.api.http.native_requests import (
     BYTES,
-    IDS,
     JSON,
     NPY,
     RAGGED,
@@ -32,7 +31,6 @@ from tests.service.api.http.native_requests import (
     vectors_of,
 )
 from tests.support.late import safetensors_torch
-from tests.support.protocols import Clients, native_raw, native_safetensors
 
 ROWS = [[1, 2, 3], [4]]
 BOTH = ["embeddings", "token_embeddings"]
@@ -84,7 +82,7 @@ def read(response: httpx.Response, rows: int) -> tuple[Vectors, dict[str, list[i
 @pytest.mark.parametrize("kind", [JSON, BYTES, NPY, SAFETENSORS])
 def test_every_format_holds_same_response(tiny_http: httpx.Client, accept: str, kind: str) -> None:
     requests: list[dict[str, Any]] = [
-        {"input_ids": ROWS, "offset": [2, 0]},
+        {"input_ids": ROWS, "offset": [2, 0], "attention_mask": [[0, 1, 1], [1]], "token_type_ids": [[1, 1, 0], [0]]},
         {"input_ids": [*ROWS, [1] * 9], "truncate": "right"},
         {"input_ids": ROWS, "pooling": "mean"},
         {"input_ids": ROWS, "pooling": "last", "offset": [1, 0]},
@@ -104,23 +102,6 @@ def test_every_format_holds_same_response(tiny_http: httpx.Client, accept: str, 
             assert len(set(found.pop("lengths") or [])) == 1  # a file always holds the lengths
             del numbers["lengths"]
         assert found == numbers, fields
-
-
-def test_every_field_may_be_tensor_or_query_parameter(tiny_clients: Clients) -> None:
-    masks, segments = [[0, 1, 1], [1], [1, 0]], [[1, 1, 0], [0], [0, 1]]
-    requests: list[dict[str, Any]] = [
-        {"input_ids": IDS, "offset": 2},
-        {"input_ids": IDS, "position_ids": [[0, 2, 1], [7, 7, 7]], "token_type_ids": [[0, 1, 1], [1, 0, 0]]},
-        {"input_ids": RAGGED, "attention_mask": masks, "token_type_ids": segments},
-    ]
-    for fields in requests:
-        expected = ask(tiny_clients.http, "bert", BYTES, **fields).content
-        assert native_safetensors(tiny_clients, "bert", fields).tobytes() == expected
-        assert native_raw(tiny_clients, "bert", fields).tobytes() == expected
-    flat = np.arange(1, 7).astype("<i8").tobytes()
-    assert post(tiny_clients.http, "gpt", BYTES, flat).json() == told(
-        tiny_clients.http, "gpt", input_ids=[1, 2, 3, 4, 5, 6]
-    )
 
 
 def test_safetensors_hold_outputs_and_metadata(tiny_http: httpx.Client, tmp_path: Path) -> None:
@@ -171,7 +152,6 @@ def test_large_responses_are_complete_in_every_format(model_http: httpx.Client) 
 
 ACCEPTED: list[tuple[str, dict[str, Any], str]] = [
     ("", {}, JSON),
-    ("application/*", {}, JSON),
     ("APPLICATION/X-NPY", {}, NPY),
     (f"text/html, {BYTES}", {}, BYTES),
     (f"{JSON};q=0.5, {NPY};q=0.4, {BYTES};q=0.6", {}, BYTES),
@@ -179,12 +159,10 @@ ACCEPTED: list[tuple[str, dict[str, Any], str]] = [
     (f"application/*;q=0.1, {NPY};q=0.2", {}, NPY),
     (f"{JSON}; charset=utf-8", {}, JSON),
     (f"{BYTES} ; q=1.0 , {NPY}\t;\tq=0.9", {}, BYTES),
-    (f"{JSON};q=0, {BYTES};q=0, {NPY};q=0, */*", {}, SAFETENSORS),
     (f"{NPY}, {BYTES};q=0.5", {"dtype": "bfloat16"}, BYTES),
     (f"{NPY}, */*;q=0.1", {"output": BOTH}, JSON),
     (f"{BYTES}, {SAFETENSORS};q=0.1", {"output": BOTH}, SAFETENSORS),
     (f"{BYTES}, {SAFETENSORS};q=0.1", {"truncate": "left"}, BYTES),
-    (f"{NPY}, {SAFETENSORS};q=0.1", {"dtype": "float16"}, NPY),
 ]
 
 
@@ -194,11 +172,8 @@ def test_response_format_follows_accept(tiny_http: httpx.Client) -> None:
         assert (response.status_code, response.headers["Content-Type"]) == (200, media), (accept, fields)
     for accept in ("text/html", f"{JSON};q=0", "*/*;q=0", "image/*", f"{JSON};q=x", f"{JSON};q=2"):
         response = post_json(tiny_http, "gpt", accept, input_ids=[1])
-        assert (response.status_code, response.json()["title"], response.json()["got"]) == (
-            406,
-            "NotAcceptable",
-            accept,
-        )
+        problem = response.json()
+        assert (problem["status"], problem["title"], problem["got"]) == (406, "NotAcceptable", accept)
     lines = [("Accept", "text/html"), ("Accept", NPY)]
     response = tiny_http.post("/models/gpt/embed", json={"input_ids": [1]}, headers=lines)
     assert response.headers["Content-Type"] == NPY
