@@ -78,17 +78,16 @@ def test_rows_may_differ_in_length_and_offset(catalogue_http: httpx.Client) -> N
     assert vectors_of(answer).tobytes() == np.concatenate(alone).tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_large_answer_has_the_bits_of_small_ones(catalogue_http: httpx.Client, dtype: str) -> None:
+def test_large_answer_has_the_bits_of_small_ones(catalogue_http: httpx.Client) -> None:
     values = given(500, 768)
     ids = np.random.default_rng(2).integers(0, 50, 100).tolist()
     row = [{"vectors": encode(values[:250])}, {"input_ids": ids}, {"vectors": encode(values[250:])}]
 
     def ask_bytes(**fields: Any) -> bytes:
-        return ask(catalogue_http, "wide", BYTES, dtype=dtype, **fields).content
+        return ask(catalogue_http, "wide", BYTES, dtype="float16", **fields).content
 
     whole, one = ask_bytes(parts=[row] * 4), ask_bytes(parts=[row[0]])
-    size = 600 * 768 * (4 if dtype == "float32" else 2)
+    size = 600 * 768 * 2
     assert len(whole) == 4 * size
     assert {whole[number * size :][: len(one)] for number in range(4)} == {one}
     assert whole[len(one) :].startswith(ask_bytes(input_ids=ids, offset=250))
@@ -112,12 +111,9 @@ GOOD = {"input_ids": [1]}
 ONE = encode(given(1))
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"parts": []}, "parts"),
-    ("llama", {"parts": GOOD}, "parts"),
     ("llama", {"parts": [[]]}, "parts[0]"),
     *(("llama", {"parts": [part]}, "parts[0]") for part in ({}, {**GOOD, "text": "a"}, {"ids": [1]})),
     ("llama", {"parts": [GOOD, 5]}, "parts[1]"),
-    ("llama", {"parts": [[GOOD], GOOD]}, "parts[1]"),
-    ("llama", {"parts": [{"input_ids": []}]}, "parts[0].input_ids"),
     ("llama", {"parts": [{"input_ids": [1.5]}]}, "parts[0].input_ids[0]"),
     ("llama", {"parts": [{"input_ids": [1, 99]}]}, "input_ids[0][1]"),
     *((model, {"parts": [{"text": text}]}, "parts[0].text") for model, text in (("llama", "a"), ("bert", ""))),
@@ -126,7 +122,6 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"parts": [GOOD], "input_ids": [1]}, "input_ids"),
     ("llama", {"parts": [GOOD], "placeholder": {"token_id": 1, "vectors": ""}}, "placeholder.vectors"),
     ("llama", {"parts": [GOOD, GOOD], "placeholder": {"token_id": 1, "vectors": ONE}}, "placeholder.vectors"),
-    ("llama", {"placeholder": {"token_id": 1, "vectors": "AAAAAA=="}}, "placeholder"),
     ("llama", {"input_ids": [1], "placeholder": {"token_id": 1, "vectors": "AAAAAA=="}}, "placeholder"),
     ("llama", {"parts": [GOOD], "placeholder": 5}, "placeholder"),
     ("llama", {"parts": [GOOD], "placeholder": {"token_id": "a"}}, "placeholder.token_id"),

@@ -67,16 +67,6 @@ def test_repeated_step_of_parts_has_the_same_answer(catalogue_clients: Clients) 
     assert (first["next_offset"], other["error"]["title"]) == ([2], "Conflict")
 
 
-def test_lines_may_have_parts(catalogue_http: httpx.Client) -> None:
-    lines = [{"parts": [vectors(GIVEN[:2])]}, {"parts": [[ids(1)]]}, {"input_ids": [2]}]
-    content = "".join(json.dumps(line) + "\n" for line in lines)
-    headers = {"Content-Type": "application/x-ndjson"}
-    answer = catalogue_http.post("/models/gpt/decode", content=content, headers=headers)
-    found = [decoded(json.loads(line)) for line in answer.text.splitlines()]
-    whole = told(catalogue_http, "gpt", parts=[vectors(GIVEN[:2]), ids(1, 2)])
-    assert np.concatenate(found).tobytes() == decoded(whole).tobytes()
-
-
 @pytest.mark.parametrize("chunk", [1, 2, 3, 9])
 def test_events_cut_rows_of_parts_into_chunks(catalogue_http: httpx.Client, chunk: int) -> None:
     fields: dict[str, Any] = {"parts": [[ids(1), vectors(GIVEN[:3]), ids(2)], [vectors(GIVEN[3:]), ids(99)]]}
@@ -94,19 +84,14 @@ def test_events_cut_rows_of_parts_into_chunks(catalogue_http: httpx.Client, chun
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"parts": []}, "parts"),
     ({"parts": [[], []]}, "parts"),
     ({"parts": [[ids(1)], [ids(1)], []]}, "parts"),
     ({"parts": [ids(1)]}, "parts"),
     ({"parts": [[ids(7)], []]}, "input_ids[0][0]"),
-    ({"parts": [[], [{"vectors": "AAAA"}]]}, "parts[1][0].vectors"),
     ({"parts": [[ids(1)], []], "attention_mask": [[1], []]}, "attention_mask"),
-    ({"parts": [[ids(1)], []], "input_ids": [[1], []]}, "input_ids"),
-    ({"parts": [[ids(1)], []], "nope": 1}, "field"),
     ({"parts": [[ids(1)], []], "offset": 3}, "offset[0]"),
     ({"parts": [[], [ids(1), vectors(np.zeros((6, 4), np.float32))]]}, "offset[1] + tokens"),
     ({"placeholder": {"token_id": 1, **vectors(GIVEN)}}, "placeholder"),
-    ({"parts": [[{"soft_prompt": "a"}], []]}, "parts[0][0].soft_prompt"),
 ]
 
 
