@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from websockets import ConnectionClosed, InvalidStatus
+from websockets import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from tests.service.api.http.streaming.frames import CLOSING, PING, REWIND, head, operation, step
@@ -83,18 +83,6 @@ def test_busy_stream_is_closed_at_max_lifetime(impatient: Server, message: str |
         assert 1.9 < time.monotonic() - begin < 6
 
 
-def test_idle_ndjson_stream_ends_with_its_offsets(impatient: Server) -> None:
-    with httpx.Client(base_url=impatient.address, timeout=20) as http:
-
-        def silent() -> Iterator[bytes]:
-            yield b'{"input_ids": [1]}\n'
-            time.sleep(2)
-            yield b"{}"
-
-        answer = http.post(f"{DECODE}?offset=3", content=silent(), headers=CHUNKED_LINES)
-    assert json.loads(answer.text.splitlines()[-1]) == {"closing": "idle", "next_offset": [4]}
-
-
 def tokens_of(http: httpx.Client) -> float:
     """Return the number of embedded tokens."""
     return read_metrics(http).get(("preblock_tokens_total", "gpt2-small"), 0)
@@ -147,23 +135,6 @@ def test_disconnect_frees_stream_before_its_idle_timeout(model_server: Server) -
             wait_for_streams(http, 0)
 
 
-def test_refused_stream_counts_as_unavailable(tiny_repository: Path) -> None:
-    with (
-        serve(tiny_repository, "--max-concurrent-streams", "1") as server,
-        connect(f"{server.socket}/models/gpt/decode"),
-        httpx.Client(base_url=server.address) as http,
-    ):
-        for accept in ("application/x-ndjson", "text/event-stream"):
-            headers = {"Accept": accept, "Content-Type": accept.replace("text/event-stream", "application/json")}
-            refused = http.post("/models/gpt/decode", headers=headers, content=b'{"input_ids": [1]}')
-            assert refused.status_code == 503
-        with pytest.raises(InvalidStatus):
-            connect(f"{server.socket}/models/gpt/decode")
-        counts = read_metrics(http)
-        found = [counts["preblock_requests_total", "gpt", outcome, "decode-open"] for outcome in ("Unavailable", "ok")]
-        assert found == [3, 1]
-
-
 def test_shutdown_sends_offsets_to_every_stream(tiny_repository: Path) -> None:
     with serve(tiny_repository, "--workers", "2") as server:
         path = "models/gpt/decode?offset=[1,2]"
@@ -188,53 +159,6 @@ def test_shutdown_sends_offsets_to_every_stream(tiny_repository: Path) -> None:
         assert time.monotonic() - begin < 15
 
 
-def test_unsent_response_is_not_counted_in_last_offset(model_repository: Path) -> None:
-    """Each client reads nothing until the shutdown begins, so that an answer waits."""
-
-    def read(connection: socket.socket) -> list[Any]:
-        """Return the answers as documents, without the headers of HTTP and of its chunks."""
-        with connection.makefile("rb") as answer:
-            lines = [line.removeprefix(b"data: ") for line in answer]
-        return [json.loads(line) for line in lines if line.startswith(b"{")]
-
-    line, back = json.dumps({"input_ids": [1] * 1000}), '{"rewind": 0}'
-    events = json.dumps({"input_ids": [[1] * 1000] * 60, "chunk": 10}).encode()
-    body = f"{line}\n{back}\n".encode() * 5
-    asked = [
-        http_request(DECODE, headers=CHUNKED_LINES) + b"%x\r\n%b\r\n" % (len(body), body),
-        http_request(DECODE, events, EVENTS),
-    ]
-    with ExitStack() as stack:
-        server = stack.enter_context(serve(model_repository))
-        http = stack.enter_context(httpx.Client(base_url=server.address, timeout=20))
-
-        def narrow() -> socket.socket:
-            """Return a connection with a small buffer."""
-            connection = stack.enter_context(socket.socket())
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
-            connection.settimeout(20)
-            connection.connect((http.base_url.host, http.base_url.port))
-            return connection
-
-        web = stack.enter_context(connect(server.socket + DECODE, sock=narrow(), max_queue=1, max_size=None))
-        for message in (line, back) * 5:
-            web.send(message)
-        deaf = [narrow() for _ in asked]
-        for connection, content in zip(deaf, asked, strict=True):
-            connection.sendall(content)
-        wait_for_streams(http, 3)
-        time.sleep(1)
-        server.process.send_signal(signal.SIGTERM)
-        threads = stack.enter_context(ThreadPoolExecutor())
-        found = [*threads.map(read, deaf), []]
-        with suppress(ConnectionClosed):
-            for text in web:
-                found[-1].append(json.loads(text))
-        server.process.wait(30)
-    for *_, last, closing in found:
-        assert closing == {"closing": "shutdown", "next_offset": last["next_offset"]}
-
-
 def test_long_close_reason_is_cut_to_one_word(impatient: Server) -> None:
     with open_stream(impatient, "?rows=60") as stream:
         stream.send('{"ping": true}')
@@ -244,3 +168,47 @@ def test_long_close_reason_is_cut_to_one_word(impatient: Server) -> None:
     assert json.loads(words[1])["next_offset"] == [0] * 60
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.reason == "idle"
+
+
+def narrow(server: Server) -> socket.socket:
+    """Return a connection with a small buffer."""
+    url, connection = httpx.URL(server.address), socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+    connection.settimeout(20)
+    connection.connect((url.host, url.port))
+    return connection
+
+
+def documents(connection: socket.socket) -> list[Any]:
+    """Return the answers until the end of a connection, without the headers of HTTP and of its chunks."""
+    with connection.makefile("rb") as answer:
+        lines = [line.removeprefix(b"data: ") for line in answer]
+    return [json.loads(line) for line in lines if line.startswith(b"{")]
+
+
+def test_unsent_response_is_not_counted_in_last_offset(model_repository: Path) -> None:
+    """No client reads anything until the shutdown begins, so that an answer waits."""
+    messages = [json.dumps({"input_ids": [1] * 1000}), '{"rewind": 0}'] * 5
+    body = "".join(f"{message}\n" for message in messages).encode()
+    events = json.dumps({"input_ids": [[1] * 1000] * 60, "chunk": 10}).encode()
+    with serve(model_repository) as server, httpx.Client(base_url=server.address, timeout=20) as http:
+        with (
+            narrow(server) as lines,
+            narrow(server) as deaf,
+            connect(server.socket + DECODE, sock=narrow(server), max_queue=1, max_size=None) as web,
+        ):
+            for message in messages:
+                web.send(message)
+            lines.sendall(http_request(DECODE, headers=CHUNKED_LINES) + b"%x\r\n%b\r\n" % (len(body), body))
+            deaf.sendall(http_request(DECODE, events, EVENTS))
+            wait_for_streams(http, 3)
+            time.sleep(1)
+            server.process.send_signal(signal.SIGTERM)
+            with ThreadPoolExecutor() as threads:
+                found = [*threads.map(documents, (lines, deaf)), []]
+            with suppress(ConnectionClosed):
+                for text in web:
+                    found[-1].append(json.loads(text))
+        server.process.wait(30)
+    for *_, last, closing in found:
+        assert closing == {"closing": "shutdown", "next_offset": last["next_offset"]}
