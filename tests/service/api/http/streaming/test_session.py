@@ -1,8 +1,7 @@
-"""Decode streams on a real server, in JSON and in frames. Oracles: a native request, the raw tables, the layout."""
+"""Decode streams on a real server, in JSON and in frames. Oracle: a native request."""
 
 import asyncio
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,6 @@ def test_bad_open_message_leaves_stream_unchanged(tiny_clients: Clients) -> None
         ({"open": {"offset": 3}}, "offset is both in the query and in the open message; send it in one of them"),
         ({"open": {"nope": 1}}, "unknown field nope"),
         ({"open": []}, "open: got [], expected a JSON object"),
-        ({"open": {}, "step": 1}, "unknown field step"),
     ]
     with stream_of(tiny_clients, "gpt?offset=5") as stream:
         for fields, detail in messages:
@@ -129,19 +127,16 @@ def test_pipelined_messages_are_answered_in_order(tiny_clients: Clients) -> None
 
 
 def test_successful_operations_are_counted(counted_clients: Clients) -> None:
-    def counts() -> dict[str, float]:
-        name = "preblock_stream_operations_total", "gpt"
-        return {labels[2]: value for labels, value in read_metrics(counted_clients.http).items() if labels[:2] == name}
+    def counts() -> list[float]:
+        metrics = read_metrics(counted_clients.http)
+        return [metrics.get(("preblock_stream_operations_total", "gpt", name), 0) for name in ("step", "rewind")]
 
     with stream_of(counted_clients, "gpt") as stream:
-        as_text(stream, input_ids=[1])
-        as_text(stream, rewind=[0])
         before = counts()
         as_text(stream, input_ids=[1])
         as_text(stream, input_ids=[7])
         as_frame(stream, rewind=[0])
-        after = counts()
-    assert (after["step"] - before["step"], after["rewind"] - before["rewind"]) == (1, 1)
+    assert np.subtract(counts(), before).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("model", ["gpt2-small", "minilm", "transformer-base"])
@@ -155,23 +150,6 @@ def test_decode_steps_equal_one_call_bit_for_bit(model_clients: Clients, model: 
                 for number, part in enumerate(np.split(ids, [1, 2, 7, 8, 28]))
             ]
         assert np.concatenate(parts).tobytes() == expected
-
-
-def test_decode_frame_has_documented_layout(tiny_clients: Clients, tiny_tables: dict[str, Any]) -> None:
-    with stream_of(tiny_clients, "gpt?offset=3") as stream:
-        stream.send(step([[4, 5]], number=0xFFFFFFFE))
-        frame = stream.recv()
-    expected = tiny_tables["tokens"][[4, 5]] + tiny_tables["positions"][[3, 4]]
-    assert frame == (
-        b"PRBK"  # magic
-        + bytes([2, 2, 0, 0])  # version 2, kind vectors, flags 0
-        + struct.pack("<III", 0xFFFFFFFE, 1, 2)  # step, rows, tokens
-        + bytes([1, 1, 0, 0])  # float32, one output
-        + struct.pack("<q", 5)  # next offset
-        + struct.pack("<I", 2)  # length of the row
-        + struct.pack("<I", 4)  # width
-        + expected.tobytes()
-    )
 
 
 def test_query_selects_offset_dtype_and_version(tiny_clients: Clients) -> None:
@@ -195,19 +173,12 @@ BAD_TEXT = [
     ("[1]", "body: got a JSON list"),
     ("[" * 100_000, "body: not valid JSON (depth limit exceeded"),
     ("{}", "input_ids: got None"),
-    ('{"input_ids": [[]]}', "input_ids[0]: got an empty row"),
-    ('{"input_ids": [[1], [2]]}', "input_ids: got 2 rows"),
-    ('{"input_ids": [7]}', "input_ids[0]: got 7"),
     ('{"input_ids": [1], "offset": 2}', "offset[0]: got 2"),
-    ('{"input_ids": [1], "offset": [1, 1]}', "offset: got 2 values"),
-    ('{"input_ids": [1], "attention_mask": [2]}', "attention_mask[0]: got 2"),
     ('{"input_ids": [1], "text": "a"}', "unknown field text"),
     ('{"input_ids": [1], "ping": true}', "unknown field input_ids"),
-    ('{"input_ids": [1], "step": -1}', "step: got -1"),
     ('{"input_ids": [1], "step": 4294967296}', "step: got 4294967296"),
     ('{"input_ids": [1], "step": true}', "step: got True"),
     ('{"rewind": [0, 0]}', "rewind: got 2 values"),
-    ('{"rewind": "0"}', "rewind: got '0'"),
     ('{"rewind": [9223372036854775808]}', "rewind[0]: got 9223372036854775808"),
     ('{"reorder": 0}', "reorder: got 0"),
     ('{"append": [7]}', "append: got 7"),
@@ -218,10 +189,7 @@ BAD_TEXT = [
 ]
 BAD_FRAMES = [
     (step([[1]], 77, version=1), "frame: got magic b'PRBK', version 1"),
-    (head(0, 1, 1, 77) + step([[1]])[FRAME.size :], "kind: got 0"),
-    (head(STEP, 1, 1, 77, flags=8) + step([[1]])[FRAME.size :], "flags, dtype and last bytes: got 8, 0 and 000000"),
     (head(STEP, number=77), "input_ids: got 0 rows"),
-    (head(STEP, 1, 1, 77) + bytes(8) + b"\2\0\0\0", "lengths: got 2 tokens in all"),
     (step([[-1]], 77), "input_ids[0][0]: got -1"),
     (step([[0] * 6], 77), "offset[0] + tokens: got 1 + 6 = 7"),
 ]
@@ -250,19 +218,12 @@ def test_bad_decode_handshake_is_rejected(tiny_clients: Clients) -> None:
     requests = [
         ("nope?", 404, "model: got nope"),
         ("gpt?offset=7", 422, "offset: got 7"),
-        ("gpt?offset=9223372036854775807", 422, "offset: got 9223372036854775807"),
-        ("gpt?offset=1.0", 422, "offset: got 1.0"),
         ("gpt?offset=[0,7]", 422, "offset[1]: got 7"),
         ("gpt?offset=[0,1]&rows=3", 422, "offset: got 2 values"),
-        ("gpt?rows=-1", 422, "rows: got -1"),
         ("gpt?rows=1000000000000", 413, "rows: got 1000000000000 rows"),
         ("gpt?output=rotary_cos", 422, "output: got rotary_cos"),
-        ("gpt?output=embeddings,embeddings", 422, "output: got"),
         ("gpt?offset=x", 400, "offset: got x"),
-        ("gpt?offset=1&offset=2", 422, "the query has 2 values of offset; send one"),
         ("gpt?dtype=int8", 422, "dtype: got int8"),
-        ("gpt?encoding=hex", 422, "encoding: got hex"),
-        ("gpt?nope=1", 422, "unknown field nope"),
     ]
     for path, status, detail in requests:
         with pytest.raises(InvalidStatus) as refused:
@@ -296,6 +257,5 @@ def test_only_large_decode_message_waits_for_memory(kind: str, tiny_repository: 
     assert message in waited
     assert message not in after
     if kind == "text":
-        assert json.loads(waited)["error"]["status"] == 503
-        assert json.loads(waited)["error"]["retry_after"] == 1
+        assert (json.loads(waited)["error"]["status"], json.loads(waited)["error"]["retry_after"]) == (503, 1)
         assert json.loads(after)["next_offset"] == [4]
