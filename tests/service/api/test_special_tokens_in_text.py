@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from tests.service.api.http.native_requests import post_json, told
 from tests.service.api.http.routes.v2_calls import arrays_of, error_of, infer, outputs, tensor, texts
 from tests.support.decode_protocols import open_stream
 from tests.support.late import transformers
-from tests.support.open_inference import tensor_message
-from tests.support.protocols import Clients, RequestRefused, call_grpc
+from tests.support.protocols import Clients
 from tests.support.shared import Shared
 from tests.support.static_models import load_wordllama
 
@@ -43,37 +41,25 @@ def test_plain_text_equals_transformers(model_http: httpx.Client, ids: list[list
     assert told(model_http, "minilm", text=TEXTS[0], **REFUSE)["shape"][1] == 4
 
 
-@pytest.mark.parametrize("given", [TEXTS, TEXTS[1]])
-def test_openai_texts_may_be_plain(model_http: httpx.Client, ids: list[list[int]], given: Any) -> None:
+def test_openai_texts_may_be_plain(model_http: httpx.Client, ids: list[list[int]]) -> None:
     request = {"model": "minilm", "pooling": "mean", "encoding_format": "base64"}
 
     def ask(value: Any, **options: str) -> Any:
         return model_http.post("/v1/embeddings", json=request | options | {"input": value}).json()
 
-    expected = ask(ids if given is TEXTS else ids[1])["data"]
+    expected = ask(ids)["data"]
     for _ in range(3):  # later ones take the path of prepared requests
-        assert ask(given, **PLAIN)["data"] == expected
-        assert "got the token [SEP]" in ask(given, **REFUSE)["error"]["message"]
+        assert ask(TEXTS, **PLAIN)["data"] == expected
+        assert "got the token [SEP]" in ask(TEXTS, **REFUSE)["error"]["message"]
         assert len(ask("words", **REFUSE)["data"]) == 1
 
 
-def test_open_inference_texts_may_be_plain(model_clients: Clients, ids: list[list[int]]) -> None:
-    http, wanted = model_clients.http, outputs("input_ids", "embeddings")
-    flat = np.concatenate(ids).tolist()
-    answer = infer(http, texts(TEXTS), model="minilm", outputs=wanted, parameters=PLAIN)
-    assert arrays_of(answer)["input_ids"].tolist() == flat
-    refused = infer(http, texts(TEXTS), model="minilm", parameters=REFUSE)
+def test_open_inference_texts_may_be_plain(model_http: httpx.Client, ids: list[list[int]]) -> None:
+    wanted = outputs("input_ids", "embeddings")
+    answer = infer(model_http, texts(TEXTS), model="minilm", outputs=wanted, parameters=PLAIN)
+    assert arrays_of(answer)["input_ids"].tolist() == [id_ for row in ids for id_ in row]
+    refused = infer(model_http, texts(TEXTS), model="minilm", parameters=REFUSE)
     assert (refused.status_code, error_of(refused).startswith(REFUSED)) == (400, True)
-    message = tensor_message({}, "minilm", outputs=wanted)
-    given = message.inputs.add(name="text", datatype="BYTES", shape=[4])
-    given.contents.bytes_contents.extend(text.encode() for text in TEXTS)
-    message.parameters["special_tokens_in_text"].string_param = "refuse"
-    with pytest.raises(RequestRefused) as failed:
-        call_grpc(model_clients, "ModelInfer", message)
-    assert failed.value.message.startswith(REFUSED)
-    message.parameters["special_tokens_in_text"].string_param = "plain"
-    found = call_grpc(model_clients, "ModelInfer", message).raw_output_contents[0]
-    assert np.frombuffer(found, np.int64).tolist() == flat
 
 
 def test_parts_and_streams_may_have_plain_texts(model_clients: Clients, ids: list[list[int]]) -> None:
@@ -82,14 +68,9 @@ def test_parts_and_streams_may_have_plain_texts(model_clients: Clients, ids: lis
     assert told(http, "minilm", parts=parts, **PLAIN)["embeddings"] == expected
     refused = post_json(http, "minilm", parts=parts, **REFUSE).json()
     assert (refused["field"], refused["bad_indices"]) == ("parts[1][0].text", BAD)
-    for option in ("plain", "refuse"):
-        with open_stream(model_clients, "minilm", {"offset": f"[0,0,0,0]&special_tokens_in_text={option}"}) as stream:
-            stream.send(json.dumps({"parts": parts}))
-            answer = json.loads(stream.recv())
-        if option == "plain":
-            assert answer["embeddings"] == expected
-        else:
-            assert answer["error"]["field"] == "parts[1][0].text"
+    with open_stream(model_clients, "minilm", {"offset": "[0,0,0,0]&special_tokens_in_text=plain"}) as stream:
+        stream.send(json.dumps({"parts": parts}))
+        assert json.loads(stream.recv())["embeddings"] == expected
 
 
 def test_tei_texts_may_be_plain(static_repository: Path, shared: Shared) -> None:

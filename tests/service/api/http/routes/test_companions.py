@@ -1,14 +1,12 @@
 """Models with other inputs and outputs: biases, images, levels, rotary angles. The oracle is the PyTorch module."""
 
-import io
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc
-import tritonclient.http
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from tests.service.api.http.native_requests import (
     BYTES,
@@ -16,7 +14,6 @@ from tests.service.api.http.native_requests import (
     NPY,
     SAFETENSORS,
     ask,
-    post,
     post_json,
     refusal,
     told,
@@ -38,40 +35,30 @@ def bias_of(http: httpx.Client, path: str, accept: str = "*/*", **fields: Any) -
     return http.post(f"/models/{path}/bias", json=fields, headers={"Accept": accept})
 
 
-def test_bias_response_equals_module(catalogue_clients: Clients) -> None:
+def test_bias_response_equals_module(catalogue_http: httpx.Client) -> None:
     for name in ("alibi", "t5"):
         for lengths in ((0, 5, 5), (7, 1, 8), (3, 4, 2), *([(2**31 - 2, 2, 3)] if name == "t5" else [])):
             expected = frontend_of(name).bias(*lengths).detach().numpy()
             fields: dict[str, Any] = dict(zip(BIAS_FIELDS, lengths, strict=True))
-            answer = vectors_of(bias_of(catalogue_clients.http, name, **fields).json(), "bias")
+            answer = vectors_of(bias_of(catalogue_http, name, **fields).json(), "bias")
             assert (answer.shape, answer.tobytes()) == ((1, 3, *lengths[1:]), expected.tobytes())
             inputs = [tensor(field, [value]) for field, value in fields.items()]
-            found = arrays_of(infer(catalogue_clients.http, *inputs, model=name, outputs=outputs("bias")))
+            found = arrays_of(infer(catalogue_http, *inputs, model=name, outputs=outputs("bias")))
             assert found["bias"].tobytes() == expected.tobytes()
-            given = [tritonclient.grpc.InferInput(field, [1], "INT64") for field in fields]
-            for one, value in zip(given, lengths, strict=True):
-                one.set_data_from_numpy(np.array([value]))
-            wanted = [tritonclient.grpc.InferRequestedOutput("bias")]
-            by_grpc = catalogue_clients.grpc.infer(name, given, outputs=wanted).as_numpy("bias")
-            assert by_grpc.tobytes() == expected.tobytes()
-    sinusoid = bias_of(catalogue_clients.http, "sinusoid", query_length=3, key_length=5).json()
+    sinusoid = bias_of(catalogue_http, "sinusoid", query_length=3, key_length=5).json()
     expected = frontend_of("sinusoid").bias(3, 5).numpy()
     np.testing.assert_allclose(vectors_of(sinusoid, "relative_positions"), expected, rtol=0, atol=2.0**-23)
 
 
-def test_bias_is_available_in_every_format(catalogue_http: httpx.Client) -> None:
+def test_bias_is_available_as_bytes_and_tensors(catalogue_http: httpx.Client) -> None:
     expected = frontend_of("t5").bias(2, 3, 5).detach().numpy()
     fields: dict[str, Any] = dict(zip(BIAS_FIELDS, (2, 3, 5), strict=True))
     raw = bias_of(catalogue_http, "t5", BYTES, **fields)
     assert (raw.headers["Preblock-Output"], raw.headers["Preblock-Shape"]) == ("bias", "1,3,3,5")
     assert raw.content == expected.tobytes()
-    npy = bias_of(catalogue_http, "t5/versions/1", NPY, **fields)
-    assert np.array_equal(np.load(io.BytesIO(npy.content)), expected)
-    tensors = load(bias_of(catalogue_http, "t5", SAFETENSORS, **fields).content)
+    tensors = load(bias_of(catalogue_http, "t5/versions/1", SAFETENSORS, **fields).content)
     assert (list(tensors), tensors["bias"].tobytes()) == (["bias"], expected.tobytes())
     assert bias_of(catalogue_http, "t5", NPY, dtype="bfloat16", **fields).status_code == 406
-    floats = bias_of(catalogue_http, "t5", encoding="float", **fields).json()["bias"]
-    assert np.array_equal(np.array(floats, np.float32), expected)
     half = bias_of(catalogue_http, "t5", BYTES, dtype="float16", **fields)
     assert half.content == expected.astype(np.float16).tobytes()
 
@@ -81,15 +68,11 @@ BAD_BIASES: list[tuple[str, dict[str, Any], int, str]] = [
     ("alibi", {"query_length": 0}, 422, "query_length: got 0"),
     ("alibi", {"key_length": 51}, 422, "key_length: got 51"),
     ("alibi", {"query_offset": 49}, 422, "query_offset + query_length: got 49 + 2 = 51"),
-    ("alibi", {"query_offset": -1}, 422, "query_offset: got -1"),
     ("t5", {"query_length": 2**31, "key_length": 2**31}, 413, "query_length and key_length: got 13"),
     ("t5", {"query_offset": 2**31 - 1}, 422, "query_offset + query_length: got 2147483647 + 2 = 2147483649, expec"),
-    ("t5", {"query_offset": 2**63 - 1}, 422, "query_offset + query_length: got 9223372036854775807 + 2"),
     ("t5", {"query_length": 2**63}, 422, "query_length: got 9223372036854775808"),
     ("t5", {"key_length": "5"}, 422, "key_length: got '5'"),
-    ("t5", {"key_length": None}, 422, "key_length: got None"),
     ("t5", {"dtype": "int8"}, 422, "dtype: got int8"),
-    ("t5", {"encoding": "hex"}, 422, "encoding: got hex"),
     ("t5", {"input_ids": [1]}, 422, "unknown field input_ids"),
     ("sinusoid", {"query_offset": 1}, 422, "query_offset is not an input of this bias: its last query"),
     ("vit", {}, 422, "the model 'vit' takes pixel_values"),
@@ -113,10 +96,8 @@ def test_image_response_equals_module(catalogue_clients: Clients, shape: tuple[i
     given = tensor("pixel_values", pixels.ravel().tolist(), datatype="FP32", shape=shape)
     found = arrays_of(infer(http, given, model="vit"))["embeddings"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    with tritonclient.http.InferenceServerClient(http.base_url.netloc.decode()) as client:
-        for module, triton in ((tritonclient.http, client), (tritonclient.grpc, catalogue_clients.grpc)):
-            image = module.InferInput("pixel_values", list(shape), "FP32").set_data_from_numpy(pixels)
-            assert triton.infer("vit", [image]).as_numpy("embeddings").tobytes() == found.tobytes()
+    image = tritonclient.grpc.InferInput("pixel_values", list(shape), "FP32").set_data_from_numpy(pixels)
+    assert catalogue_clients.grpc.infer("vit", [image]).as_numpy("embeddings").tobytes() == found.tobytes()
 
 
 def image(*shape: int, **more: Any) -> dict[str, Any]:
@@ -127,7 +108,6 @@ def image(*shape: int, **more: Any) -> dict[str, Any]:
 def test_bad_image_is_rejected(catalogue_http: httpx.Client) -> None:
     for given, message in (
         (image(1, 3, 8, 10), "pixel_values.shape: got [1, 3, 8, 10]"),
-        (image(1, 2, 8, 8), "pixel_values.shape: got [1, 2, 8, 8]"),
         (image(3, 8, 8), "pixel_values.shape: got [3, 8, 8]"),
         (image(1, 3, 8, 8, datatype="INT64"), "pixel_values.datatype: got INT64"),
         (image(1, 3, 4, 4, data=[0] * 47 + [1e39]), "pixel_values.data[47]: got 1e+39"),
@@ -152,9 +132,6 @@ def test_levels_and_segments_are_named_inputs(catalogue_http: httpx.Client) -> N
     indices = {name: torch.tensor(value) for name, value in levels.items()}
     expected = frontend_of("levels")(torch.tensor(IDS), indices=indices).detach().numpy().tobytes()
     assert vectors_of(told(catalogue_http, "levels", input_ids=IDS, **levels)).tobytes() == expected
-    body = save({name: np.array(value) for name, value in {**levels, "input_ids": IDS}.items()})
-    found = load(post(catalogue_http, "levels", SAFETENSORS, body, SAFETENSORS).content)
-    assert found["embeddings"].tobytes() == expected
     inputs = [tensor(), *(tensor(name, value) for name, value in levels.items())]
     assert arrays_of(infer(catalogue_http, *inputs, model="levels"))["embeddings"].tobytes() == expected
     expected = frontend_of("segments")(torch.tensor(IDS), token_type_ids=torch.tensor(IDS)).detach().numpy().tobytes()

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 
 from preblock.service.artifacts.names import MANIFEST, PARITY
-from tests.support.servers import LOADING_HINT, Server
+from tests.support.servers import Server
 
 
 def test_models_lists_the_highest_version_of_each(tiny_http: httpx.Client) -> None:
@@ -51,11 +51,3 @@ def test_every_output_has_a_description(catalogue_http: httpx.Client) -> None:
     assert "Do not pass them as inputs_embeds" in shown["gpt"]["outputs"]["embeddings"]["description"]
     assert "Pass them as inputs_embeds" in shown["gpt"]["outputs"]["token_embeddings"]["description"]
     assert "They equal token_embeddings" in shown["llama"]["outputs"]["embeddings"]["description"]
-
-
-def test_unknown_model_or_version_is_404_problem(tiny_http: httpx.Client) -> None:
-    versions = [(f"bert/versions/{name}", f"version: got {name}, expected 1, 2") for name in ("3", "0", "x")]
-    for path, detail in (("nope", "model: got nope, expected bert, gpt"), *versions):
-        response = tiny_http.get(f"/models/{path}")
-        assert (response.status_code, response.headers["Content-Type"]) == (404, "application/problem+json")
-        assert response.json()["detail"] == f"{detail}; {LOADING_HINT}"

@@ -10,7 +10,6 @@ import pytest
 from safetensors.numpy import load
 from tokenizers import Tokenizer
 
-from tests.service.api.conftest import Keyed
 from tests.service.api.http.native_requests import BYTES, NPY, SAFETENSORS, vectors_of
 from tests.support.artifacts import read_tables
 
@@ -24,14 +23,8 @@ def test_positions_equal_table_rows(catalogue_http: httpx.Client, catalogue_repo
         body = catalogue_http.get(f"/models/{name}/positions?first=1&count=3&encoding=float").json()
         vectors = np.array(body.pop("position_embeddings"), np.float32)
         assert np.array_equal(vectors, positions_of(catalogue_repository, name)[skipped:][1:4])
-        assert body == {
-            "model": name,
-            "version": 1,
-            "dtype": "float32",
-            "encoding": "float",
-            "use_as": "vectors added to the token vectors",
-            "shape": [3, vectors.shape[1]],
-        }
+        told = {"model": name, "version": 1, "dtype": "float32", "encoding": "float", "shape": [3, vectors.shape[1]]}
+        assert body == told | {"use_as": "vectors added to the token vectors"}
 
 
 def test_positions_are_equal_in_every_format(catalogue_http: httpx.Client, catalogue_repository: Path) -> None:
@@ -46,12 +39,7 @@ def test_positions_are_equal_in_every_format(catalogue_http: httpx.Client, catal
     assert (name, values.tobytes()) == ("position_embeddings", table[4:9].tobytes())
     document = catalogue_http.get("/models/long/positions?first=4&count=5").json()
     assert vectors_of(document, name).tobytes() == table[4:9].tobytes()
-    for query, first, count in (
-        ("first=4&count=5", 4, 5),
-        ("", 0, 64),
-        ("first=4990", 4990, 10),
-        ("count=4096", 0, 4096),
-    ):
+    for query, first, count in (("", 0, 64), ("first=4990", 4990, 10), ("count=4096", 0, 4096)):
         assert np.array_equal(np.load(io.BytesIO(get(NPY, query))), table[first : first + count])
 
 
@@ -95,34 +83,25 @@ def test_neighbours_show_tokens_of_tokenizer(
     tokenizer = Tokenizer.from_file(str(model_repository / "minilm" / "1" / "tokenizer.json"))
     body = model_http.get("/models/minilm/neighbours?id=7592").json()
     assert (body["token"], len(body["neighbours"])) == ("hello", 10)
-    assert [tokenizer.id_to_token(entry["id"]) for entry in body["neighbours"]] == [
-        entry["token"] for entry in body["neighbours"]
-    ]
+    assert all(tokenizer.id_to_token(entry["id"]) == entry["token"] for entry in body["neighbours"])
     without = catalogue_http.get("/models/gpt/neighbours?id=1").json()
     assert {without["token"], *(entry["token"] for entry in without["neighbours"])} == {None}
 
 
 BAD = [
     ("gpt/positions?first=6", 422, "first: got 6, expected 0 to 5"),
-    ("gpt/positions?first=-1", 422, "first: got -1, expected 0 to 5"),
     ("gpt/positions?first=2&count=5", 422, "count: got 5, expected 1 to 4"),
-    ("gpt/positions?count=0", 422, "count: got 0, expected 1 to 6"),
     ("long/positions?count=4097", 422, "count: got 4097, expected 1 to 4096"),
     ("gpt/positions?count=two", 422, "count: got 'two', expected a 64-bit integer"),
-    ("gpt/positions?count=99999999999999999999", 422, "count: got '99999999999999999999', expected a 64-bit"),
     ("gpt/positions?count=1&count=2", 422, "the query has 2 values of count"),
-    ("gpt/positions?last=1", 422, "unknown field last"),
     ("gpt/positions?encoding=hex", 422, "encoding: got hex, expected base64, float"),
     ("llama/positions", 422, "llama adds no position vectors"),
     ("vit/positions", 422, "pixel_values"),
-    ("vit/neighbours?id=1", 422, "pixel_values"),
     ("gpt/neighbours", 422, "id: got nothing, expected the id of a token"),
     ("gpt/neighbours?id=7", 422, "id: got 7, expected 0 to 6"),
-    ("gpt/neighbours?id=-1", 422, "id: got -1, expected 0 to 6"),
     ("gpt/neighbours?id=1&count=7", 422, "count: got 7, expected 1 to 6"),
     ("long/neighbours?id=1&count=101", 422, "count: got 101, expected 1 to 100"),
     ("gpt/neighbours?id=1&first=2", 422, "unknown field first"),
-    ("gpt9/positions", 404, "model"),
     ("gpt/versions/2/neighbours?id=1", 404, "version"),
 ]
 
@@ -133,10 +112,3 @@ def test_bad_table_query_is_rejected(catalogue_http: httpx.Client) -> None:
         assert (answer.status_code, detail in answer.json()["detail"]) == (status, True), path
     for action, media in (("positions", "text/html"), ("neighbours?id=1", NPY)):
         assert catalogue_http.get(f"/models/gpt/{action}", headers={"Accept": media}).status_code == 406
-
-
-def test_tables_require_key_for_their_model(keyed: Keyed) -> None:
-    for action in ("positions", "neighbours?id=1"):
-        for model, headers, status in (("gpt", {}, 401), ("gpt", keyed.headers, 200), ("bert", keyed.headers, 403)):
-            answer = httpx.get(f"{keyed.address}/models/{model}/{action}", headers=headers)
-            assert answer.status_code == status, (model, answer.text)
