@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from socket import SHUT_RDWR
 from typing import Any
 
 import grpc
@@ -18,7 +17,6 @@ from websockets import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
 from tests.service.matrix.bodies import Ids, ProblemError, Read, Write, message_of, read_step, step_frame
-from tests.support.connections import RawConnection, http_request
 from tests.support.decode_protocols import FRAME
 from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, open_stub, tensor_message
 from tests.support.protocols import ERROR
@@ -107,10 +105,6 @@ class Caller(ABC):
     def send(self, request: PathRequest) -> PathAnswer:
         """Send a request, and return its answer."""
 
-    @abstractmethod
-    def leave(self, ids: Ids) -> None:
-        """Send a request, and close the connection before the answer arrives."""
-
 
 Connect = Callable[[Server, Headers], AbstractContextManager[Caller]]
 """Opens a caller with headers for all of its requests."""
@@ -151,13 +145,6 @@ class HttpCaller(Caller):
         except ProblemError as problem:
             return PathAnswer(problem.status, problem.message, answer.headers)
 
-    def leave(self, ids: Ids) -> None:
-        path, headers, body = self.write(ids, 0, "gpt")
-        headers = {**self.client.headers, **headers}
-        headers.pop("connection", None)
-        with RawConnection(str(self.client.base_url)) as connection:
-            connection.send(http_request(path, body, headers))
-
 
 def by_http(write: Write, read: Read, **options: bool) -> Connect:
     @contextmanager
@@ -193,10 +180,6 @@ class GrpcCaller(Caller):
                 return PathAnswer(status, error.encode(), self._metadata(call))
             answer = answer.infer_response
         return PathAnswer(200, answer.raw_output_contents[0], self._metadata(call), sizes)
-
-    def leave(self, ids: Ids) -> None:
-        request = PathRequest(ids)
-        self._call(self._message(request), request).cancel()
 
     def _message(self, request: PathRequest) -> Any:
         tensors = {"offset": np.array([request.offset]), "input_ids": request.ids}
@@ -255,12 +238,6 @@ class SocketCaller(Caller):
             return PathAnswer(200, self._vectors(answer), found, (len(step), len(answer)))
         except ProblemError as problem:
             return PathAnswer(problem.status, problem.message, found)
-
-    def leave(self, ids: Ids) -> None:
-        path = f"{self.address}/models/gpt/decode?rows={len(ids)}"
-        with connect_socket(path, additional_headers=self.headers) as stream:
-            stream.send(self._step(ids))
-            stream.socket.shutdown(SHUT_RDWR)
 
     def _step(self, ids: Ids) -> Any:
         return step_frame(ids) if self.binary else json.dumps({"input_ids": ids.tolist()})

@@ -75,9 +75,6 @@ class Repeating(Caller):
         assert content * self.repeat == answer.content
         return replace(answer, content=content)
 
-    def leave(self, ids: Ids) -> None:
-        self.caller.leave(np.tile(ids, (self.repeat, 1)))
-
 
 LARGE_REPEAT = 150
 """With two tokens of 768 values, an answer of this many rows takes more than one chunk."""

@@ -93,13 +93,6 @@ def test_response_is_compressed_on_request(path: CodePath, caller: Caller, expec
             assert "Content-Encoding" not in caller.ask(ids).headers
 
 
-def test_disconnects_leave_the_server_working(path: CodePath, caller: Caller, expect: Expect) -> None:
-    path.prepare(caller, GOOD)
-    for _ in range(5):
-        caller.leave(GOOD)
-    assert caller.ask(GOOD).content == expect(GOOD)
-
-
 def test_request_id_is_returned_or_generated(path: CodePath, caller: Caller) -> None:
     path.prepare(caller, GOOD)
     for ids in (GOOD, -GOOD):

@@ -56,14 +56,6 @@ def test_large_grpc_outputs_keep_their_order_and_type(catalogue_http: httpx.Clie
         assert list(answer.raw_output_contents) == expected
 
 
-def test_cancelled_grpc_calls_do_not_affect_others(catalogue_http: httpx.Client, stub: Any) -> None:
-    ids = np.ones((13, 5000), np.int64)
-    calls = [stub.ModelInfer.future(infer_message(ids, "long"), timeout=60) for _ in range(8)]
-    for call in calls[:-1]:
-        call.cancel()
-    assert list(calls[-1].result().raw_output_contents) == [over_http(catalogue_http, "long", ids)]
-
-
 def test_prepared_calls_have_their_own_vectors(tiny_clients: Clients) -> None:
     asked = [[[number % 5, number % 3, number % 4]] for number in range(60)]
     calls = [tiny_clients.stub.ModelInfer.future(infer_message(ids), timeout=60) for ids in asked]

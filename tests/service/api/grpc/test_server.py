@@ -47,14 +47,6 @@ def refusal(clients: Clients, message: Any, method: str = "ModelInfer") -> tuple
     return str(refused.value.status), refused.value.message
 
 
-def test_grpc_response_is_one_raw_tensor(tiny_clients: Clients) -> None:
-    answer = call_grpc(tiny_clients, "ModelInfer", request(id="7"))
-    assert (answer.model_name, answer.model_version, answer.id) == ("gpt", "1", "7")
-    assert [(t.name, t.datatype, list(t.shape)) for t in answer.outputs] == [("embeddings", "FP32", [1, 2, 4])]
-    assert [len(data) for data in answer.raw_output_contents] == [32]
-    assert not answer.outputs[0].HasField("contents")
-
-
 def test_empty_contents_beside_raw_bytes_are_accepted(tiny_clients: Clients) -> None:
     message = raw_request([[1, 2]], np.array([1, 2]).tobytes())
     message.inputs[0].contents.SetInParent()

@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import hypothesis
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
-import tests.support.profiles  # noqa: F401
 from preblock.service.app import create_app, create_engine
 from preblock.service.core.settings import Settings
 from preblock.service.engine.engine import Engine
@@ -98,14 +95,6 @@ def test_body_in_any_layout_gets_same_response(connection: HTTPConnection) -> No
         for ids in (b"5, 6", b"2, 4", b"3, 1"):
             sent = body.replace(b"5, 6", ids).replace(b"5,6", ids.replace(b" ", b""))
             assert ask(connection, sent) == alone(connection, sent), sent
-
-
-@hypothesis.settings(deadline=None, max_examples=300)
-@hypothesis.given(text=st.text(st.sampled_from('[[]]0123456789,, -+.eE"tru{}:\\ \n'), max_size=24))
-def test_random_text_gets_same_response_if_prepared(tiny_server: Server, text: str) -> None:
-    with closing(open_connection(tiny_server)) as connection:
-        ask(connection, document("[[5, 6]]"))
-        assert ask(connection, document(text)) == alone(connection, document(text))
 
 
 Answer = tuple[int, dict[str, str], Any]

@@ -20,7 +20,7 @@ from tests.service.api.http.native_requests import (
     vectors_of,
 )
 from tests.support.late import torch, transformers
-from tests.support.protocols import Clients, native_bytes, native_json
+from tests.support.protocols import Clients, native_bytes
 
 BOTH = ["token_embeddings", "embeddings"]
 Tables = dict[str, NDArray[np.float32]]
@@ -63,17 +63,6 @@ def test_positions_equal_transformers(tiny_clients: Clients, gpt2: Any) -> None:
             states = gpt2(torch.tensor(ids), position_ids=positions, output_hidden_states=True).hidden_states
         found = native_bytes(tiny_clients, "gpt", {"input_ids": ids} | fields)
         assert found.tobytes() == states[0].numpy().tobytes(), fields
-
-
-def test_minilm_equals_transformers_on_real_checkpoint(model_clients: Clients, minilm_checkpoint: Path) -> None:
-    bert: Any = transformers.BertModel.from_pretrained(minilm_checkpoint, add_pooling_layer=False).eval()
-    random = np.random.default_rng(2)
-    ids, segments = random.integers(0, 30522, (4, 128)), random.integers(0, 2, (4, 128))
-    for given, fields in ((segments, {"token_type_ids": segments.tolist()}), (np.zeros_like(segments), {})):
-        with torch.inference_mode():
-            oracle = bert.embeddings(torch.from_numpy(ids), torch.from_numpy(given)).numpy()
-        found = native_json(model_clients, "minilm", {"input_ids": ids.tolist()} | fields)
-        assert np.abs(found - oracle.reshape(-1, 384)).max() <= 2e-6
 
 
 def test_answer_has_shape_lengths_and_names(tiny_http: httpx.Client) -> None:

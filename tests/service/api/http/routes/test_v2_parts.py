@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from queue import SimpleQueue
 from typing import Any
 
 import httpx
@@ -53,19 +52,6 @@ def test_parts_equal_the_native_api(catalogue_http: httpx.Client, triton: Triton
         assert result.as_numpy("embeddings").tobytes() == vectors_of(expected).tobytes()
         assert result.as_numpy("next_offset").tolist() == expected["next_offset"]
         assert result.as_numpy("lengths").tolist() == expected.get("lengths", [3])
-
-
-def test_parts_in_a_stream_equal_the_native_api(catalogue_http: httpx.Client, catalogue_server: Server) -> None:
-    found: SimpleQueue[Any] = SimpleQueue()
-    parts = tensor(tritonclient.grpc, "parts", [*map(json.dumps, PARTS)])
-    with tritonclient.grpc.InferenceServerClient(catalogue_server.grpc) as client:
-        client.start_stream(lambda result, error: found.put((result, error)))
-        for inputs in ([parts], [tensor(tritonclient.grpc, "parts", ["{}"])], [parts]):
-            client.async_stream_infer("gpt", inputs)
-        answers = [found.get(timeout=30) for _ in range(3)]
-    expected = vectors_of(native(catalogue_http, "gpt", parts=PARTS))
-    assert [result.as_numpy("embeddings").tobytes() for result, _ in answers[::2]] == [expected.tobytes()] * 2
-    assert "parts[0]" in str(answers[1][1])
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
