@@ -10,9 +10,7 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.support.decode_protocols import FRAME
 from tests.support.open_inference import HEADER_LENGTH, binary_infer
-from tests.support.protocols import STEP
 
 BYTES, NPY = "application/octet-stream", "application/x-npy"
 BINARY = {"Content-Type": BYTES, "Accept": BYTES}
@@ -79,12 +77,6 @@ def write_ndjson(ids: Ids, offset: int, model: str) -> Request:
 def write_events(ids: Ids, offset: int, model: str) -> Request:
     document = {"input_ids": ids.tolist(), "offset": offset, "chunk": max(1, ids.shape[1])}
     return f"/models/{model}/decode", JSON | {"Accept": "text/event-stream"}, json.dumps(document).encode()
-
-
-def step_frame(ids: Ids) -> bytes:
-    """Return a step of a decode stream as a frame."""
-    header = FRAME.pack(b"PRBK", 2, STEP, 0, 0, len(ids), ids.size, 0, bytes(3))
-    return header + ids.astype("<i8").tobytes() + np.full(len(ids), ids.shape[1], "<u4").tobytes()
 
 
 def read_bytes(answer: httpx.Response) -> bytes:

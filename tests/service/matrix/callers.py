@@ -16,7 +16,8 @@ import numpy as np
 from websockets import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
-from tests.service.matrix.bodies import Ids, ProblemError, Read, Write, message_of, read_step, step_frame
+from tests.service.api.http.streaming.frames import step as step_frame
+from tests.service.matrix.bodies import Ids, ProblemError, Read, Write, message_of, read_step
 from tests.support.decode_protocols import FRAME
 from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, open_stub, tensor_message
 from tests.support.protocols import ERROR
@@ -240,7 +241,7 @@ class SocketCaller(Caller):
             return PathAnswer(problem.status, problem.message, found)
 
     def _step(self, ids: Ids) -> Any:
-        return step_frame(ids) if self.binary else json.dumps({"input_ids": ids.tolist()})
+        return step_frame(ids.tolist()) if self.binary else json.dumps({"input_ids": ids.tolist()})
 
     @staticmethod
     def _vectors(answer: Any) -> bytes:

@@ -64,20 +64,6 @@ def test_positions_are_added_to_vectors(catalogue_http: httpx.Client) -> None:
     assert tokens[[0, 3]].tobytes() == values.tobytes()
 
 
-def test_rows_may_differ_in_length_and_offset(catalogue_http: httpx.Client) -> None:
-    values, offsets = given(3), [0, 2, 3]
-    rows = [
-        [{"vectors": encode(values[:2])}, {"input_ids": [3]}],
-        [{"input_ids": [4]}],
-        [{"vectors": encode(values[2:])}],
-    ]
-    answer = told(catalogue_http, "gpt", parts=rows, offset=offsets)
-    assert (answer["lengths"], answer["next_offset"]) == ([3, 1, 1], [3, 3, 4])
-    pairs = zip(rows, offsets, strict=True)
-    alone = [vectors_of(told(catalogue_http, "gpt", parts=row, offset=offset))[0] for row, offset in pairs]
-    assert vectors_of(answer).tobytes() == np.concatenate(alone).tobytes()
-
-
 def test_large_answer_has_the_bits_of_small_ones(catalogue_http: httpx.Client) -> None:
     values = given(500, 768)
     ids = np.random.default_rng(2).integers(0, 50, 100).tolist()
