@@ -15,7 +15,6 @@ from tests.service.api.http.native_requests import (
     RAGGED,
     ask,
     post_json,
-    refusal,
     told,
     vectors_of,
 )
@@ -74,14 +73,6 @@ def test_answer_has_shape_lengths_and_names(tiny_http: httpx.Client) -> None:
     assert list(answer) == ["model", "version", "dtype", "encoding", "use_as", "shape", "embeddings", "next_offset"]
     assert (answer["model"], answer["version"], answer["dtype"], answer["encoding"]) == ("bert", 2, "float16", "float")
     assert answer["shape"] == [1, 2, 4]
-
-
-def test_embed_uses_requested_version(tiny_http: httpx.Client) -> None:
-    newest = told(tiny_http, "bert", input_ids=[1, 2])
-    for version in (1, 2):
-        named = told(tiny_http, f"bert/versions/{version}", input_ids=[1, 2])
-        assert named["version"] == version
-        assert (named["embeddings"] == newest["embeddings"]) == (version == 2)
 
 
 def test_outputs_are_returned_under_their_names(tiny_http: httpx.Client, tiny_tables: Tables) -> None:
@@ -184,15 +175,3 @@ def test_truncated_text_equals_transformers(model_http: httpx.Client, oracle: An
 def test_text_with_offset_equals_ids_with_offset(tiny_http: httpx.Client) -> None:
     expected = told(tiny_http, "bert", input_ids=[[1, 4, 5, 2]], offset=3)
     assert told(tiny_http, "bert", text="a b", offset=3) == expected
-
-
-def test_unsafe_prompt_embeds_request_is_rejected(model_http: httpx.Client) -> None:
-    requests: list[tuple[str, dict[str, Any], str]] = [
-        ("transformer-base", {}, "encoding: got prompt_embeds"),
-        ("minilm", {"output": "embeddings"}, "output: got ['embeddings']"),
-        ("minilm", {"output": ["token_embeddings", "embeddings"]}, "output: got ['token_embeddings', 'embe"),
-        ("minilm", {"attention_mask": [[1]]}, "attention_mask: got a value"),
-    ]
-    for model, fields, detail in requests:
-        found = refusal(post_json(model_http, model, input_ids=[[101]], encoding="prompt_embeds", **fields))
-        assert (found[0], found[1][: len(detail)]) == (422, detail)

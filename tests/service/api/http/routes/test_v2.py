@@ -325,17 +325,13 @@ def test_text_over_grpc_equals_native(model_clients: Clients) -> None:
     check(found, native(model_clients.http, text=TEXTS))
 
 
-@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_pooling_equals_openai_api(model_http: httpx.Client, pooling: str) -> None:
-    document = {"model": "minilm", "input": TEXTS, "encoding_format": "base64", "pooling": pooling}
-    data = model_http.post("/v1/embeddings", json=document).raise_for_status().json()["data"]
-    expected = np.stack([np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in data])
-    tokens = native(model_http, text=TEXTS)
-    rows = np.split(tokens["input_ids"], np.cumsum(tokens["lengths"])[:-1])
-    of_ids = [tensor(data=[row.tolist()]) for row in rows]
-    for given, vectors in ((texts(TEXTS), expected), *zip(of_ids, expected, strict=True)):
-        answer = infer(model_http, given, model="minilm", parameters={"pooling": pooling})
-        assert arrays_of(answer)["embeddings"].tobytes() == vectors.tobytes()
+def test_pooling_equals_openai_api(model_http: httpx.Client) -> None:
+    for pooling in ("mean", "last"):
+        document = {"model": "minilm", "input": TEXTS, "encoding_format": "base64", "pooling": pooling}
+        data = model_http.post("/v1/embeddings", json=document).raise_for_status().json()["data"]
+        answer = infer(model_http, texts(TEXTS), model="minilm", parameters={"pooling": pooling})
+        expected = b"".join(base64.b64decode(item["embedding"]) for item in data)
+        assert arrays_of(answer)["embeddings"].tobytes() == expected
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

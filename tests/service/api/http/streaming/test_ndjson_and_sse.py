@@ -82,14 +82,12 @@ def test_overlong_line_ends_the_response(tiny_http: httpx.Client) -> None:
 def test_bad_stream_request_is_rejected_with_status(tiny_http: httpx.Client) -> None:
     ones = b'{"input_ids": [1]}'
     requests = [
-        ("gpt/decode?offset=7", NDJSON, b"", 422, "offset: got 7"),
         ("gpt/decode", {"Content-Type": "text/plain"}, b"", 415, "Content-Type: got text/plain"),
         ("gpt/decode", NDJSON | {"Content-Encoding": "gzip"}, b"", 415, "Content-Encoding: got gzip"),
         ("gpt/decode", {"Accept": "application/json"}, b"", 406, "Accept: got application/json"),
         ("gpt/decode", JSON | {"Accept": "*/*, text/event-stream;q=0"}, b"", 406, "Accept: got */*, text/event-stream"),
         ("gpt/decode", EVENTS | NDJSON, b"", 406, "Accept: got text/event-stream"),
         ("gpt/decode", EVENTS, b"", 400, "body: not valid JSON"),
-        ("gpt/decode", EVENTS, b'{"input_ids": []}', 422, "input_ids: got []"),
         ("gpt/decode?chunk=0", EVENTS, ones, 422, "chunk: got 0"),
         ("gpt/decode?offset=6", EVENTS, ones, 422, "offset[0] + tokens: got 6 + 1 = 7"),
         ("gpt/decode?input_ids=[1]", EVENTS, ones, 422, "input_ids is both in the query and in the body"),
