@@ -88,7 +88,6 @@ def test_tei_texts_may_be_plain(static_repository: Path, shared: Shared) -> None
 def test_choice_without_text_or_unknown_is_refused(model_http: httpx.Client) -> None:
     requests: list[tuple[str, dict[str, Any]]] = [
         ("/models/minilm/embed", {"input_ids": [1]}),
-        ("/models/minilm/embed", {"text": "a", "special_tokens_in_text": 5}),
         ("/models/minilm/embed", {"text": "a", "special_tokens_in_text": "all"}),
         ("/v1/embeddings", {"model": "minilm", "pooling": "mean", "input": [1]}),
         ("/tei/minilm/embed_all", {"inputs": [[1]]}),

@@ -45,10 +45,10 @@ def write_native(ids: Ids, offset: int, model: str) -> Request:
     return f"/models/{model}/embed?{query}", BINARY, ids.astype("<i8").tobytes()
 
 
-def write_json(ids: Ids, offset: int, model: str, accept: str = "application/json", length: int = 0) -> Request:
+def write_json(ids: Ids, offset: int, model: str, length: int = 0) -> Request:
     """Write a native request of at least `length` bytes."""
     body = json.dumps({"input_ids": ids.tolist(), "offset": offset}).encode()
-    return f"/models/{model}/embed", JSON | {"Accept": accept}, body[:-1].ljust(length) + body[-1:]
+    return f"/models/{model}/embed", JSON, body[:-1].ljust(length) + body[-1:]
 
 
 def write_npy(ids: Ids, offset: int, model: str) -> Request:

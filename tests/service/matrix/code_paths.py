@@ -81,7 +81,6 @@ LARGE_REPEAT = 150
 NATIVE = bodies.write_native, bodies.read_bytes
 JSON = bodies.write_json, bodies.read_base64
 LONG_JSON = partial(bodies.write_json, length=bodies.LONG_BYTES), bodies.read_base64
-JSON_TO_BYTES = partial(bodies.write_json, accept=bodies.BYTES), bodies.read_bytes
 V2_BINARY = bodies.write_v2_binary, bodies.read_v2_binary
 DIRECT = (
     CodePath("native-known", "native", by_http(*NATIVE), known=True),
@@ -93,7 +92,6 @@ DIRECT = (
     CodePath("json-first", "native", by_http(*JSON, first=True)),
     CodePath("json-asgi", "native", by_http(*JSON, chunked=True)),
     CodePath("json-long", "native", by_http(*LONG_JSON), known=True),
-    CodePath("json-bytes-known", "native", by_http(*JSON_TO_BYTES), known=True),
     CodePath("json-large-known", "native", by_http(*JSON), repeat=LARGE_REPEAT, known=True),
     CodePath("npy-known", "native", by_http(bodies.write_npy, bodies.read_npy), known=True),
     CodePath("v2-binary-known", "open-inference", by_http(*V2_BINARY), known=True),
@@ -116,7 +114,7 @@ PLAIN = tuple(
 REPRESENTATIVES = tuple(
     path
     for path in DIRECT
-    if (path.name.endswith(("-known", "-streamed")) and not path.name.startswith(("json-bytes", "json-large", "npy")))
+    if (path.name.endswith(("-known", "-streamed")) and not path.name.startswith(("json-large", "npy")))
     or path.name in ("native-first", "native-asgi", "openai")
     or path.protocol == "decode"
 )

@@ -137,8 +137,6 @@ def test_levels_and_segments_are_named_inputs(catalogue_http: httpx.Client) -> N
     bad: list[tuple[str, dict[str, Any], str]] = [
         ("levels", {"word": [[0, 1, 6], [0, 0, 0]]}, "word[0][2]: got 6"),
         ("levels", {"word": [[0, 1], [0, 0, 0]]}, "word[0]: got 2 values"),
-        ("levels", {"token_type_ids": IDS}, "token_type_ids is not an input: this model has no segments"),
-        ("levels", {"day": IDS}, "unknown field day"),
         ("segments", {}, "token_type_ids is missing: this model needs a value for each token"),
     ]
     for model, fields, message in bad:

@@ -48,6 +48,4 @@ def test_every_output_has_a_description(catalogue_http: httpx.Client) -> None:
         for output, told in shown[name]["outputs"].items():
             assert told["description"].endswith(".")
             assert told["width"] in (None, outputs[output])
-    assert "Do not pass them as inputs_embeds" in shown["gpt"]["outputs"]["embeddings"]["description"]
-    assert "Pass them as inputs_embeds" in shown["gpt"]["outputs"]["token_embeddings"]["description"]
     assert "They equal token_embeddings" in shown["llama"]["outputs"]["embeddings"]["description"]

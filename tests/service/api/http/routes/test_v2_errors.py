@@ -28,7 +28,6 @@ TEXT = texts(["a"])
 BINARY = {"binary_data_output": True}
 BAD_IDS: list[tuple[Any, str]] = [
     ([tensor(), tensor()], "inputs.name: got input_ids twice"),
-    ([tensor(), tensor("x")], "inputs.name: got x"),
     ([tensor(datatype="INT16")], "input_ids.datatype: got INT16"),
     ([tensor(datatype="INT32", data=[2**31], shape=[1, 1])], f"input_ids.data[0]: got {2**31}"),
     ([tensor(datatype=None)], "inputs[0]: got ['input_ids', None]"),
@@ -187,7 +186,7 @@ def test_bad_parameter_has_same_error_over_http_and_grpc(tiny_clients: Clients) 
         assert refused(tiny_clients, message) == ("StatusCode.INVALID_ARGUMENT", told), values
 
 
-def test_malformed_text_bytes_are_rejected(tiny_clients: Clients) -> None:
+def test_malformed_text_bytes_are_rejected(tiny_http: httpx.Client) -> None:
     for data, error in (
         (b"", "text: got 0 bytes for 0 texts"),
         (b"\x02\0\0\0a", "text: got 5 bytes for 0 texts"),
@@ -196,11 +195,7 @@ def test_malformed_text_bytes_are_rejected(tiny_clients: Clients) -> None:
         (b"\x01\0\0\0\xff", "text[0]: got b'\\xff'"),
     ):
         given = texts([""], parameters={"binary_data_size": len(data)}) | {"data": None}
-        told = error_of(infer_binary(tiny_clients.http, {"inputs": [given]}, data, model="bert"))
-        assert told.startswith(error), data
-        message = service_pb2.ModelInferRequest(model_name="bert", raw_input_contents=[data])
-        message.inputs.add(name="text", datatype="BYTES", shape=[1])
-        assert refused(tiny_clients, message) == ("StatusCode.INVALID_ARGUMENT", told)
+        assert error_of(infer_binary(tiny_http, {"inputs": [given]}, data, model="bert")).startswith(error), data
 
 
 NOT_FOUND, FORBIDDEN = (errors.NotFound, "NOT_FOUND"), (errors.Forbidden, "PERMISSION_DENIED")

@@ -83,9 +83,7 @@ def random_step(random: np.random.Generator, rows: int, length: int, number: int
 @pytest.mark.parametrize(
     ("outputs", "dtype"),
     [
-        (["ngram_embeddings"], "float32"),
         (["ngram_embeddings"], "stored"),
-        (["ngram_row_ids"], "float32"),
         (["ngram_row_ids", "ngram_embeddings"], "stored"),
         (["embeddings", "ngram_embeddings", "token_embeddings"], "float32"),
         (["embeddings", "token_embeddings"], "float32"),
