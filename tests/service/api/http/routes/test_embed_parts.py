@@ -99,7 +99,6 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"parts": []}, "parts"),
     ("llama", {"parts": [[]]}, "parts[0]"),
     *(("llama", {"parts": [part]}, "parts[0]") for part in ({}, {**GOOD, "text": "a"}, {"ids": [1]})),
-    ("llama", {"parts": [GOOD, 5]}, "parts[1]"),
     ("llama", {"parts": [{"input_ids": [1.5]}]}, "parts[0].input_ids[0]"),
     ("llama", {"parts": [{"input_ids": [1, 99]}]}, "input_ids[0][1]"),
     *((model, {"parts": [{"text": text}]}, "parts[0].text") for model, text in (("llama", "a"), ("bert", ""))),

@@ -1,6 +1,5 @@
 """Liveness, readiness and metrics. Oracle: prometheus-client's own parser."""
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -136,6 +135,4 @@ def test_memory_and_provider_are_reported(counted_http: httpx.Client, counted_se
     choice = model["provider_choice"]
     told = choice["active"], choice["probed"] or "none", choice["requested"]
     assert found["preblock_provider_info", *told] == 1
-    assert choice["requested"] == os.environ.get("PREBLOCK_PROVIDER", "auto")
     assert choice["active"] == model["provider"]
-    assert choice["probed"] == choice["active"] or choice["reason"]

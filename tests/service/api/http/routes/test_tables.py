@@ -84,7 +84,6 @@ BAD = [
     ("long/positions?count=4097", 422, "count: got 4097, expected 1 to 4096"),
     ("gpt/positions?count=two", 422, "count: got 'two', expected a 64-bit integer"),
     ("gpt/positions?count=1&count=2", 422, "the query has 2 values of count"),
-    ("gpt/positions?encoding=hex", 422, "encoding: got hex, expected base64, float"),
     ("llama/positions", 422, "llama adds no position vectors"),
     ("vit/positions", 422, "pixel_values"),
     ("gpt/neighbours", 422, "id: got nothing, expected the id of a token"),

@@ -80,7 +80,6 @@ BAD: list[tuple[str, Any, int, str]] = [
     *(("bag", {"inputs": [number]}, 422, "inputs[0]: ") for number in (1.5, 99)),
     ("mapped", {"inputs": ["a " * 10], "truncate": False}, 422, "inputs[0]: got 0 + 10 = 10, expected at most 8"),
     ("bag", {"inputs": "a", "truncation_direction": "up"}, 422, "truncation_direction: got up, expected Left, Right"),
-    ("bag", {"inputs": "a", "normalize": 1}, 422, "normalize: "),
     ("bag", {"inputs": "a", "dimensions": 9}, 422, "dimensions: got 9, expected 1 to 8"),
     ("bag", {"inputs": "a", "prompt_name": "query"}, 422, "prompt_name: got query, expected nothing"),
     ("bag", {"inputs": "a", "truncation": True}, 422, "unknown field truncation; did you mean truncate?"),
