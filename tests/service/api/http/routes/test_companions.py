@@ -106,6 +106,7 @@ def image(*shape: int, **more: Any) -> dict[str, Any]:
 def test_bad_image_is_rejected(catalogue_http: httpx.Client) -> None:
     for given, message in (
         (image(1, 3, 8, 10), "pixel_values.shape: got [1, 3, 8, 10]"),
+        (image(1, 2, 8, 8), "pixel_values.shape: got [1, 2, 8, 8]"),
         (image(3, 8, 8), "pixel_values.shape: got [3, 8, 8]"),
         (image(1, 3, 8, 8, datatype="INT64"), "pixel_values.datatype: got INT64"),
         (image(1, 3, 4, 4, data=[0] * 47 + [1e39]), "pixel_values.data[47]: got 1e+39"),

@@ -1,4 +1,4 @@
-"""Liveness, readiness and metrics. Oracle: prometheus-client's own parser."""
+"""Liveness, readiness and metrics. Oracle: prometheus-client's own parsers."""
 
 import re
 import time
@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 from prometheus_client import parser
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.observability.context import PROTOCOLS
@@ -71,6 +72,9 @@ def test_every_metric_is_documented(counted_http: httpx.Client) -> None:
     families = list(parser.text_string_to_metric_families(counted_http.get("/metrics").text))
     assert {f.name + ("_total" if f.type == "counter" else "") for f in families} == documented
     assert all(family.documentation for family in families)
+    open_metrics = counted_http.get("/metrics", headers={"Accept": "application/openmetrics-text"}).text
+    names = {family.name for family in read_openmetrics(open_metrics)}  # type: ignore[no-untyped-call]
+    assert {"preblock_requests", "preblock_tokens"} <= names
 
 
 def test_metrics_format_follows_accept(counted_http: httpx.Client) -> None:

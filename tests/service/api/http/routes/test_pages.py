@@ -14,6 +14,8 @@ from tests.support.servers import serve
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
+MAX_LOADED_BYTES = 150_000
+
 
 def test_root_redirects_only_browsers_to_inspector(tiny_http: httpx.Client) -> None:
     for accept in (BROWSER, "text/html", "TEXT/HTML;q=0.1"):
@@ -53,6 +55,7 @@ def test_inspector_files_are_local_and_preloaded(tiny_http: httpx.Client) -> Non
         "index.html"
     }
     assert not [file.name for file in ASSETS.iterdir() if re.search(r"https?://(?!www\.w3\.org/)", file.read_text())]
+    assert sum(file.stat().st_size for file in ASSETS.iterdir()) < MAX_LOADED_BYTES
 
 
 def test_docs_allow_only_their_own_files(tiny_http: httpx.Client) -> None:

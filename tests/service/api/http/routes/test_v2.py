@@ -88,13 +88,6 @@ def test_model_config_names_optional_inputs(tiny_clients: Clients) -> None:
         assert tiny_clients.grpc.get_model_config(model).config == ParseDict(http, model_config_pb2.ModelConfig())
 
 
-def test_index_with_ready_filter_lists_ready_models(tiny_http: httpx.Client) -> None:
-    whole = tiny_http.post("/v2/repository/index").json()
-    assert whole[0] == {"name": "bert", "version": "1", "state": "READY", "reason": ""}
-    for body in ({"ready": True}, {"ready": None}, {"ready": False}, {}):
-        assert tiny_http.post("/v2/repository/index", json=body).json() == whole, body
-
-
 def test_statistics_list_batches_up_to_64_rows(tiny_http: httpx.Client) -> None:
     for rows in (64, 65, 70):
         tiny_http.post("/models/gpt/embed", json={"input_ids": [[1]] * rows})
