@@ -115,7 +115,7 @@ class LineTests:
             settings.write_text(COVERAGE, encoding="utf-8")
             with tempfile.TemporaryDirectory() as place:
                 arguments = ["-n", str(jobs), "--dist", "worksteal", "-p", "tests.support.contexts", "tests"]
-                Tree(Path(place)).run(arguments, COVERAGE_PROCESS_START=str(settings))
+                Tree(Path(place)).run(arguments, None, COVERAGE_PROCESS_START=str(settings))
                 Coverage(config_file=str(settings)).combine()
         measurement = Coverage(config_file=str(settings), data_suffix=False)
         measurement.load()
@@ -224,7 +224,7 @@ class Tree:
             self._sound[test] = not self.run(["-x", "-n0", test])[0]
         return self._sound[test]
 
-    def run(self, arguments: list[str], **variables: str) -> tuple[list[str], str]:
+    def run(self, arguments: list[str], seconds: float | None = RUN_SECONDS, **variables: str) -> tuple[list[str], str]:
         """Run tests, and return those that fail and the output. Without names there is a reason in their place."""
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}", "-rfE"]
         environment = os.environ | {"PYTHONPATH": str(self.folder)} | variables
@@ -240,7 +240,7 @@ class Tree:
             ) as process,
         ):
             with suppress(subprocess.TimeoutExpired):  # tests may fail and leave threads that never end
-                process.wait(RUN_SECONDS)
+                process.wait(seconds)
             status = process.poll()
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
