@@ -74,10 +74,11 @@ class Load:
 
 
 @contextmanager
-def load(server: Server, expected: bytes, clients: int = 8, pause: float = 0) -> Iterator[Load]:
+def load(server: Server, expected: bytes, clients: int = 8, pause: float = 0, outage: bool = False) -> Iterator[Load]:
     """Ask over several connections during a block, and open each again after an error.
 
-    Each asks again at once, or after a pause in seconds, to leave processors to starting workers.
+    Each asks again at once, or after a pause in seconds, to leave processors to starting workers. If all workers may be
+    missing for a while, `outage` accepts the refusals of the parent: each client waits as `Retry-After` says.
     """
     seen, over = Load(), Event()
 
@@ -92,6 +93,8 @@ def load(server: Server, expected: bytes, clients: int = 8, pause: float = 0) ->
                     continue
                 if (answer.status_code, answer.content) == (200, expected):
                     seen.right += 1
+                elif outage and answer.status_code == 503 and answer.json()["field"] == "workers":
+                    over.wait(int(answer.headers["Retry-After"]))
                 else:
                     seen.wrong.append((answer.status_code, answer.content[:200]))
 

@@ -80,7 +80,7 @@ def test_worker_is_replaced_after_its_fork_server_is_killed(tiny_repository: Pat
         os.kill(first, signal.SIGKILL)
         wait_for(partial(ended, before))
         wait_for(partial(ready, server))
-        with load(server, good_answer, 2) as seen:
+        with load(server, good_answer, 2, outage=True) as seen:
             wait_for(partial(seen.answered, 20))
         assert not seen.wrong
 
@@ -119,11 +119,14 @@ def test_killed_service_frees_its_port(
 
 
 def test_killed_fork_server_is_replaced_with_its_workers(tiny_repository: Path, good_answer: bytes) -> None:
-    """Nobody can report their ends any more, so all are replaced, after their requests in flight."""
+    """Nobody can report their ends any more, so all are replaced, after their requests in flight.
+
+    Until others serve, connections wait; after `OUTAGE_SECONDS` the parent refuses requests.
+    """
     with serve_two(tiny_repository) as server:
         before, (first,) = workers(server.pid), fork_servers(server.pid)
         clients = 8
-        with load(server, good_answer, clients, 0.02) as seen:
+        with load(server, good_answer, clients, 0.02, outage=True) as seen:
             wait_for(partial(seen.answered, 50))
             os.kill(first, signal.SIGKILL)
             wait_for(partial(ended, [first, *before]))
