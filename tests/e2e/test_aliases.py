@@ -10,7 +10,6 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-import preblock
 from tests.cli.command_line import failing
 from tests.clients.test_tritonclient import client_of
 from tests.clients.triton_client import TritonClient
@@ -106,20 +105,6 @@ def test_native_and_openai_apis_accept_alias(aliased: Server) -> None:
                 for model in (alias, name)
             )
             assert (by_alias.data, by_alias.model) == (by_name.data, name.partition(":")[0])
-
-
-def test_client_lists_models_and_aliases_without_slash(aliased: Server) -> None:
-    with preblock.connect(aliased.address) as client:
-        assert [model.name for model in client.models()] == ["bert", "embeddings", "gpt", "sentences"]
-
-
-def test_decode_stream_of_alias_matches_model_bit_for_bit(aliased: Server) -> None:
-    with preblock.connect(aliased.address) as client:
-        steps = []
-        for name in ("gpt", "embeddings"):
-            with client.decode(name) as stream:
-                steps.append(stream.step([[1, 2]]).tobytes())
-    assert steps[0] == steps[1]
 
 
 def test_banner_lists_aliases(aliased: Server) -> None:

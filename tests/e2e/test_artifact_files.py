@@ -1,45 +1,16 @@
-"""Servers of artifacts whose files are linked, lie outside, or are read at the start."""
+"""Servers of artifacts whose files lie outside, or are read at the start."""
 
 import os
-import shutil
 from pathlib import Path
 
 import httpx
 import numpy as np
 from tritonclient.grpc import InferenceServerClient
 
-from tests.support.artifacts import copy_artifact, read_tables
+from tests.support.artifacts import copy_artifact
 from tests.support.references import SHARD, make_referenced
 from tests.support.servers import serve
 from tests.support.waiting import wait_until
-
-POLL = "--model-control", "poll", "--model-poll-interval-seconds", "0.1"
-
-
-def test_linked_version_serves_until_its_data_changes(tmp_path: Path) -> None:
-    """A storage initializer of KServe links the folder of a version, and its files have two names."""
-    source, models = copy_artifact("gpt-100x32x50", tmp_path / "source", "gpt"), tmp_path / "models"
-    tables = read_tables(source)  # onnx reads no file with two names
-    shutil.copytree(source, models / ".versions/a1b2", copy_function=os.link)
-    (models / "gpt").mkdir()
-    (models / "gpt/1").symlink_to("../.versions/a1b2")
-    expected = (tables["tokens"][[7, 8, 9]] + tables["positions"][:3]).tobytes()
-    with serve(models, *POLL, "--alias", "service=gpt") as server:
-
-        def embed() -> bytes:
-            headers = {"Accept": "application/octet-stream"}
-            answer = httpx.post(f"{server.address}/models/gpt/embed", json={"input_ids": [[7, 8, 9]]}, headers=headers)
-            return answer.raise_for_status().content
-
-        def status() -> int:
-            return httpx.get(f"{server.address}/v2/models/service/ready").status_code
-
-        assert (status(), embed()) == (200, expected)
-        os.link(models / "gpt/1/model.onnx.data", tmp_path / "third")  # a further name changes nothing
-        assert embed() == expected
-        with (source / "model.onnx.data").open("r+b") as file:
-            file.write(b"changed")
-        wait_until(lambda: status() != 200)
 
 
 def test_changed_file_takes_the_version_out_of_service(tmp_path: Path) -> None:

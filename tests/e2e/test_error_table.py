@@ -1,32 +1,13 @@
-"""The table of errors in `docs/http.md`, and a broken artifact at each protocol."""
+"""The table of errors in `docs/http.md`."""
 
 import re
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-from tritonclient.grpc import service_pb2
 
 from preblock.service.api.grpc.errors import STATUS as GRPC_STATUS
 from preblock.service.api.http.errors import STATUS, status_of
-from preblock.service.artifacts.names import GRAPH
 from preblock.service.core import errors
-from tests.support.artifacts import copy_artifact
 from tests.support.paths import ROOT
-from tests.support.protocols import (
-    Clients,
-    RequestRefused,
-    call_grpc,
-    connect,
-    refusal_of,
-)
-from tests.support.servers import serve
 
-INSIDE = re.compile(r"onnxruntime|onnx\.|Traceback|preblock\.|\.py\b|Error\b|Exception|/tmp|/home|0x[0-9a-f]{6}")
-"""Internals without a place in messages."""
 PATHS = {"native": "/models/gpt/embed", "/v2": "/v2/models/gpt/infer", "/v1": "/v1/embeddings"}
-LOAD = "/v2/repository/models/gpt/load"
 
 
 def table() -> dict[str, dict[str, str]]:
@@ -57,40 +38,3 @@ def test_error_table_states_the_codes_of_every_kind() -> None:
         statuses = {protocol: str(status_of(error, path)) for protocol, path in PATHS.items()}
         statuses["gRPC"] = GRPC_STATUS[kind].name
         assert codes == {protocol: code and statuses[protocol] for protocol, code in codes.items()}, name
-
-
-def check(error: RequestRefused, protocol: str) -> None:
-    assert str(error.status).removeprefix("StatusCode.") == TABLE["ArtifactError"][protocol]
-    assert error.kind in ("", "ArtifactError")
-    assert error.message
-    assert not INSIDE.search(error.message)
-
-
-@pytest.fixture
-def broken_clients(tiny_repository: Path, tmp_path: Path) -> Iterator[Clients]:
-    """Connect to a server whose `changed` has another tokenizer, and whose `gpt` has a version without a graph."""
-    root = shutil.copytree(tiny_repository, tmp_path / "repository")
-    changed = copy_artifact("bert", root, "changed")
-    with serve(root, "--model-control", "explicit", "--load-model", "*") as server, connect(server) as clients:
-        (changed / "tokenizer.json").write_text("{}")
-        shutil.copytree(root / "gpt/1", root / "gpt/2")
-        (root / "gpt/2" / GRAPH).unlink()
-        (root / "gpt/2" / GRAPH).write_bytes(b"no graph")
-        yield clients
-
-
-def test_broken_artifact_is_named_without_internals(broken_clients: Clients) -> None:
-    for protocol, path, body in (
-        ("native", "/models/changed/embed", {"text": "a"}),
-        ("/v2", LOAD, {}),
-        ("/v1", "/v1/embeddings", {"model": "changed", "input": "a", "pooling": "mean"}),
-    ):
-        check(refusal_of(broken_clients.http.post(path, json=body)), protocol)
-    load = service_pb2.RepositoryModelLoadRequest(model_name="gpt")
-    with pytest.raises(RequestRefused) as raised:
-        call_grpc(broken_clients, "RepositoryModelLoad", load)
-    check(raised.value, "gRPC")
-    states = broken_clients.http.post("/v2/repository/index").json()
-    (reason,) = (state["reason"] for state in states if state["name"] == "gpt" and state["reason"])
-    assert reason.startswith("gpt/2/")
-    assert not INSIDE.search(reason)

@@ -12,7 +12,6 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-import preblock
 from tests.support.paths import ROOT
 from tests.support.servers import Server, free_port
 
@@ -55,20 +54,6 @@ def test_decode_loop_generates_from_text(
 ) -> None:
     loop.main(["--server", model_server.address, "--model", "minilm", "--prompt", "Hello, world!", "--tokens", "3"])
     assert capsys.readouterr().out.startswith("101 7592 1010 2088 999 102 -> ")
-
-
-def test_decode_loop_without_cache_generates_other_tokens(model_server: Server, loop: ModuleType) -> None:
-    """The proof of the loop can fail."""
-
-    class ForgetfulBlocks(loop.Blocks):  # type: ignore[misc, name-defined]
-        def forward(self, vectors: object) -> object:
-            self.forget()
-            return super().forward(vectors)
-
-    with preblock.connect(model_server.address) as client:
-        given = (client, "gpt2-small", ForgetfulBlocks(768, 50257), [15496, 11, 995])
-        tokens = loop.generate(*given, 9)
-        assert loop.predict_at_once(*given, tokens) != tokens
 
 
 def told_at_exit(program: Path, *arguments: object, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -133,14 +118,6 @@ def test_example_with_wrong_path_ends_with_one_line(monkeypatch: pytest.MonkeyPa
         assert "\n" not in line
 
 
-def test_generation_with_older_transformers_names_version(tmp_path: Path) -> None:
-    (tmp_path / "transformers.py").write_text("__version__ = '5.23.0'\n")
-    program = ROOT / "examples/generate_with_transformers.py"
-    done = run("-c", f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); runpy.run_path({str(program)!r})")
-    expected = "transformers: got version 5.23.0, expected 5.24 or newer: pip install 'transformers>=5.24'\n"
-    assert (done.returncode, done.stderr) == (1, expected)
-
-
 EXAMPLES = ROOT / "examples"
 SHORT = """
 
@@ -153,12 +130,6 @@ class Short(nn.Embedding):
 """
 """A module for too few positions."""
 GUIDE = (ROOT / "docs/positions.md").read_text(encoding="utf-8")
-
-
-def test_guide_states_parameter_shares() -> None:
-    for max_len, share in ((512, "1.6%"), (2048, "6.0%")):
-        assert f"{100 * max_len * 768 / ((32000 + max_len) * 768):.1f}%" == share
-        assert share in GUIDE
 
 
 def test_position_experiment_learns_order_and_ends_at_table(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -116,14 +115,3 @@ def test_command_without_its_packages_names_the_extra(serving: Path, model_repos
 def test_plot_without_matplotlib_names_the_extra(tmp_path: Path) -> None:
     done = run(install(tmp_path, "cpu"), "-m", "preblock", "plot", "x", "heatmap", "-o", "x.svg")
     assert done.stderr == "preblock: this command needs matplotlib: pip install 'preblock[plot]'\n"
-
-
-def test_serving_imports_neither_torch_nor_opentelemetry(model_repository: Path) -> None:
-    script = (
-        "import sys; from preblock.service.app import create_app; from preblock.service.core.settings import Settings; "
-        f"create_app(Settings(repository={str(model_repository)!r}, grpc_port=1)); "
-        "rooms = [f'preblock.{room}' for room in ('models', 'export', 'service.tracing')]; "
-        "print([name for name in ('torch', 'onnx', 'opentelemetry.sdk', *rooms) if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]"

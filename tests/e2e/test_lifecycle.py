@@ -1,13 +1,11 @@
-"""Reloads and the end of a server, by real signals; the servers that all workers of a run share end with the run."""
+"""Reloads and the end of a server, by real signals."""
 
 import json
 import os
-import shutil
 import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +23,7 @@ from websockets.sync.client import connect
 from tests.support.artifacts import make_repository
 from tests.support.connections import dial, http_request
 from tests.support.open_inference import OWN_CONNECTION
-from tests.support.paths import PREBLOCK, ROOT
+from tests.support.paths import PREBLOCK
 from tests.support.processes import alive, children, fork_servers
 from tests.support.processes import workers as workers_of
 from tests.support.servers import read_banner, serve
@@ -243,32 +241,3 @@ def test_client_ca_is_reloaded(models: Path, tmp_path: Path, version: ssl.TLSVer
         time.sleep(2)
         let_in_only(others)
         assert let_in(tls.ca, session) is None
-
-
-RUN = """
-import signal
-import sys
-from pathlib import Path
-from tests.support.shared import sharing
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
-with sharing() as (shared, _):
-    print(shared.server("one", Path(sys.argv[1])).pid, shared.folder, flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_shared_server_ends_with_its_run(tiny_repository: Path, number: int) -> None:
-    command = [sys.executable, "-c", RUN, str(tiny_repository)]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as run:
-        assert run.stdout is not None
-        pid, folder = run.stdout.readline().split()
-        assert alive(int(pid))
-        os.kill(run.pid, number)
-        run.wait(60)
-    wait_until(lambda: not alive(int(pid)))
-    assert Path(folder).exists() == (number == signal.SIGKILL)
-    shutil.rmtree(folder, ignore_errors=True)

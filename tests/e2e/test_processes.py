@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -201,12 +200,6 @@ def test_closed_standard_streams_are_replaced(tiny_repository: Path, workers: st
         assert process.wait(60) == 0
 
 
-def test_command_without_standard_error_is_run(tiny_repository: Path, tmp_path: Path) -> None:
-    root = shutil.copytree(tiny_repository, tmp_path / "root")
-    command = ("sh", "-c", 'exec "$0" "$@" 2>&-', PREBLOCK, "verify", "gpt", "--repository", root)
-    assert subprocess.run(command, check=False).returncode == 0
-
-
 @pytest.fixture(scope="module")
 def two(tiny_repository: Path) -> Iterator[Server]:
     """A server of two workers."""
@@ -255,18 +248,6 @@ def test_workers_share_imported_modules(two: Server) -> None:
         assert kilobytes(worker, "Shared_Dirty") > 20_000  # of spawned processes, nothing is
     # The fork server has one thread.
     assert "Threads:\t1\n" in Path(f"/proc/{server}/status").read_text()
-
-
-def test_parent_closes_models_once_workers_serve(model_repository: Path) -> None:
-    """It would keep replaced versions open, and on a GPU take the memory of a worker."""
-    with serve(model_repository, "--workers", "2") as server:
-
-        def mapped(pid: int) -> bool:
-            return "model.onnx.data" in Path(f"/proc/{pid}/maps").read_text()
-
-        # The first worker makes the server ready; the other one may still open its models.
-        wait_until(lambda: len(found := workers(server.pid)) == 2 and all(map(mapped, found)))
-        wait_until(lambda: not mapped(server.pid))
 
 
 @pytest.mark.parametrize("count", ["1", "2"])

@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 from tests.clients.test_tritonclient import client_of, module
 from tests.clients.triton_client import TritonClient
 from tests.support.open_inference import OWN_CONNECTION, infer_message, open_stub
-from tests.support.protocols import Clients, RequestRefused, call_grpc, connect, native_bytes
+from tests.support.protocols import Clients, call_grpc, connect, native_bytes
 from tests.support.scrapes import read_metrics
 from tests.support.servers import Server, serve
 from tests.support.waiting import wait_until
@@ -122,20 +122,6 @@ def test_separate_requests_continue_their_sequence(
     assert sequences_open(counted_clients.http) == 0
 
 
-def test_other_offset_of_a_sequence_is_a_conflict(counted_clients: Clients) -> None:
-    begin, further = request([[1, 2]], 7, sequence_start=True), request([[1]], 7, sequence_end=True)
-    call_grpc(counted_clients, "ModelInfer", begin)
-    further.parameters["offset"].int64_param = 1
-    with pytest.raises(RequestRefused) as refused:
-        call_grpc(counted_clients, "ModelInfer", further)
-    assert refused.value.status == "StatusCode.ABORTED"
-    parameters = {"sequence_id": 7, "sequence_end": True, "offset": 1}
-    answer = counted_clients.http.post("/v2/models/gpt/infer", json=INFER | {"parameters": parameters})
-    assert answer.status_code == 409, answer.text
-    parameters.pop("offset")
-    assert counted_clients.http.post("/v2/models/gpt/infer", json=INFER | {"parameters": parameters}).is_success
-
-
 def test_json_request_continues_sequence_of_grpc_request(counted_clients: Clients) -> None:
     message = request([[1, 2]], 0, sequence_start=True)
     message.parameters["sequence_id"].uint64_param = 2**64 - 1
@@ -201,13 +187,9 @@ def test_shutdown_reports_offsets_of_sequences(tiny_repository: Path) -> None:
 def test_sequence_without_stream_needs_single_worker(tiny_repository: Path) -> None:
     with serve(tiny_repository, "--workers", "2") as server, connect(server) as clients:
         message = "parameters.sequence_id needs a single worker: any of the 2 workers here may get the next request"
-        for module, address in (
-            (tritonclient.http, clients.http.base_url.netloc.decode()),
-            (tritonclient.grpc, server.grpc),
-        ):
-            asked = TritonClient(module, address)
-            with pytest.raises(InferenceServerException, match=message):
-                asked.infer("gpt", asked.inputs(input_ids=[[1]]), sequence_id=5, sequence_start=True)
+        asked = TritonClient(tritonclient.grpc, server.grpc)
+        with pytest.raises(InferenceServerException, match=message):
+            asked.infer("gpt", asked.inputs(input_ids=[[1]]), sequence_id=5, sequence_start=True)
         with streaming(server) as stream:
             for ids, told, _ in STEPS:
                 stream.send(ids, 5, **told)

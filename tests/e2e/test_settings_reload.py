@@ -25,7 +25,7 @@ from websockets import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_socket
 
-from preblock.service.core.settings import RELOADABLE, Settings
+from preblock.service.core.settings import RELOADABLE
 from tests.service.server.test_websocket import step
 from tests.support.artifacts import copy_artifact
 from tests.support.connections import dial, http_request
@@ -349,12 +349,3 @@ def test_settings_reload_reaches_running_and_restarted_workers(tiny_repository: 
             os.kill(worker, signal.SIGKILL)
             wait_until(lambda: len(workers_of(server.pid)) == 2 and set(workers_of(server.pid)) != before)  # noqa: B023
         assert statuses() == {413}
-
-
-def test_settings_change_before_first_poll_is_seen(tmp_path: Path) -> None:
-    file = tmp_path / "preblock.toml"
-    file.write_text("max_request_rows = 5\n")
-    settings = Settings(config_file=str(file), port="1")
-    file.write_text("max_request_rows = 6\nport = 2\n")  # an option states the port
-    assert (settings.reload().max_request_rows, settings.reload().port) == (6, 1)
-    assert settings.max_request_rows == 5
