@@ -106,12 +106,6 @@ def test_query_reads_exposed_metrics(query: str, exposed: dict[str, set[str]]) -
     check(query, exposed)
 
 
-def test_query_of_missing_metric_is_detected(exposed: dict[str, set[str]]) -> None:
-    for query in ("preblock_request_total", 'preblock_requests_total{outcome="failed"}', "sum by (modle) (up)"):
-        with pytest.raises(AssertionError):
-            check(query, exposed)
-
-
 def test_every_alert_has_firing_test_case() -> None:
     tests = yaml.safe_load((DEPLOY / "prometheus/rules.test.yml").read_text())["tests"]
     cases = [(case["alertname"], bool(case["exp_alerts"])) for test in tests for case in test["alert_rule_test"]]
@@ -137,16 +131,6 @@ def test_dashboard_queries_its_own_datasource_and_instance() -> None:
         for target in panel["targets"]:
             for selector in selectors(target["expr"].replace("$__rate_interval", "1m")):
                 assert "$instance" in {matcher.value for matcher in selector.matchers.matchers}
-
-
-def test_dashboard_panels_do_not_overlap() -> None:
-    taken: list[tuple[int, int]] = []
-    for place in (panel["gridPos"] for panel in PANELS):
-        assert place["x"] + place["w"] <= 24
-        rows, columns = (range(place[at], place[at] + place[size]) for at, size in (("y", "h"), ("x", "w")))
-        taken += [(x, y) for x in columns for y in rows]
-    assert len(set(taken)) == len(taken)
-    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
 
 
 FOLDER = ROOT / "deploy/prometheus"
@@ -175,19 +159,6 @@ def test_promtool_accepts_prometheus_config(tmp_path: Path) -> None:
     (tmp_path / "prometheus.yml").write_text(settings.replace("/run/secrets/metrics", str(tmp_path / "metrics")))
     shutil.copy(FOLDER / "rules.yml", tmp_path)
     promtool("check", "config", tmp_path / "prometheus.yml")
-
-
-@NEEDS_PROMTOOL
-def test_promtool_accepts_every_query(tmp_path: Path) -> None:
-    """Write the queries as rules, because promtool checks them without a server."""
-    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(QUERIES.values())]
-    for wrong in ([], [{"record": "query:wrong", "expr": "sum by (protocol (up)"}]):
-        (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules + wrong}]}))
-        if wrong:
-            with pytest.raises(AssertionError, match="parse error"):
-                promtool("check", "rules", tmp_path / "queries.yml")
-        else:
-            promtool("check", "rules", tmp_path / "queries.yml")
 
 
 @NEEDS_PROMTOOL

@@ -22,6 +22,7 @@ from tests.support.protocols import (
     native_safetensors,
     open_inference_json,
 )
+
 TENSOR = (native_json, native_npy, native_raw, native_safetensors, *TENSORS)
 EVERY = (*TENSOR, decode_json, decode_frame)
 BATCHES = (*TENSOR, decode_json)

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from torch.backends.cpu import get_cpu_capability
 
 from preblock.service.artifacts.io import read_with_identity
-from preblock.service.artifacts.names import GRAPH, MANIFEST, PARITY
+from preblock.service.artifacts.names import MANIFEST, PARITY
 from tests.export.conftest import save_tiny
 from tests.families.library_models import save
 from tests.support.checkpoints import write_gpt2
@@ -229,11 +228,6 @@ def test_exports_by_different_users_have_same_bytes(repositories: tuple[Path, Pa
         assert read_with_identity(first) == read_with_identity(second)
         identities.add(read_with_identity(first)[1])
     assert len(identities) == len(NAMES)
-
-
-def test_custom_module_graph_has_subgraph(repositories: tuple[Path, Path]) -> None:
-    model = onnx.load(repositories[0] / "repository/own/1" / GRAPH, load_external_data=False)
-    assert [attribute.name for node in model.graph.node for attribute in node.attribute if attribute.HasField("g")]
 
 
 def test_identity_ignores_whitespace_and_key_order(repositories: tuple[Path, Path], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tritonclient.grpc import service_pb2
 from websockets.sync.client import connect
 
 from preblock.service.core.large_bodies import MAX_LARGEST_BODIES
-from tests.reliability.wires import UPGRADE, asking_meanwhile, frame, still_right, web_socket
+from tests.reliability.wires import UPGRADE, asking_meanwhile, frame, web_socket
 from tests.support.artifacts import copy_artifact, make_repository
 from tests.support.connections import dial, http_request
 from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub
@@ -203,26 +203,6 @@ def test_disconnects_within_body_leave_no_memory_in_use(tiny_repository: Path, k
         wait_until(lambda: status_bytes(server.pid, "VmRSS") > before + CUT_BYTES, seconds=10)
         stack.close()
         wait_until(lambda: status_bytes(server.pid, "VmRSS") < before + CUT_BYTES, seconds=10)
-
-
-def test_bodies_over_memory_limit_get_503_with_retry_after(tiny_repository: Path, good_answer: bytes) -> None:
-    body = gzip.compress(numbers(LIMIT), 1)
-    with (
-        serve(tiny_repository, "--max-queue-size", "3") as server,
-        httpx.Client(base_url=server.address, timeout=120) as http,
-    ):
-
-        def send(_: int) -> httpx.Response:
-            return http.post("/models/gpt/embed", content=body, headers={"Content-Encoding": "gzip"})
-
-        with ThreadPoolExecutor(40) as pool:
-            answers = list(pool.map(send, range(80)))
-        assert {answer.status_code for answer in answers} == {413, 503}
-        rejected = [answer for answer in answers if answer.status_code == 503]
-        assert {answer.headers["Retry-After"] for answer in rejected} == {"1"}
-        details = {answer.json()["detail"] for answer in rejected}
-        assert "The server is busy with other large request bodies, and 3 more wait. Retry later." in details
-        still_right(http, good_answer)
 
 
 def test_repeated_grpc_response_takes_no_new_pages(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from preblock.service.observability.process_metrics import RESERVED_BYTES
 from preblock.service.server.supervisor import OUTAGE_SECONDS
 from tests.reliability.load import BYTES, answers, descriptors, ended, load, ready, replaced, serve_two, wait_for
 from tests.reliability.wires import connection, request, still_right
-from tests.support.artifacts import copy_artifact
 from tests.support.paths import PREBLOCK
 from tests.support.processes import children, fork_servers, workers
 from tests.support.scrapes import samples_of
@@ -497,28 +496,6 @@ def test_workers_without_descriptors_load_a_model_later(tiny_repository: Path, g
             assert refused.json()["error"].endswith(reasons)
             still_right(client, good_answer)
         wait_for(partial(all_serve, server, "bert"))  # by both workers, without another request to load it
-
-
-def test_version_without_memory_is_opened_later(tiny_repository: Path, model_repository: Path, tmp_path: Path) -> None:
-    root, path = shutil.copytree(tiny_repository, tmp_path / "repository"), "/models/gpt2-small/embed"
-    later = shutil.copytree(model_repository / "gpt2-small", tmp_path / "gpt2-small")
-    with (
-        serve(root, "--model-control", "poll", "--model-poll-interval-seconds", "0.1") as server,
-        httpx.Client(base_url=server.address, timeout=60) as client,
-    ):
-        assert client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 200
-        with short_of_memory(server.pid):
-            later.rename(root / "gpt2-small")
-            copy_artifact("gpt-again", root, "gpt")
-
-            def reason() -> str:
-                (found,) = (one for one in client.post("/v2/repository/index").json() if one["name"] == "gpt2-small")
-                return str(found.get("reason", ""))
-
-            wait_for(lambda: client.post("/models/gpt/embed", json={"input_ids": [1]}).json()["version"] == 2)
-            wait_for(lambda: "cannot be" in reason())
-            assert client.post(path, json={"input_ids": [1]}).status_code == 404
-        wait_for(lambda: client.post(path, json={"input_ids": [1]}).status_code == 200)
 
 
 def test_load_reports_a_worker_without_memory(tiny_repository: Path, model_repository: Path, tmp_path: Path) -> None:
