@@ -5,11 +5,11 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,8 @@ from tests.service.server.test_websocket import step
 from tests.support.artifacts import copy_artifact
 from tests.support.connections import dial, http_request
 from tests.support.open_inference import NO_LIMIT, infer_message, open_stub
-from tests.support.paths import PREBLOCK
 from tests.support.processes import workers as workers_of
-from tests.support.servers import free_port, read_banner
+from tests.support.servers import Server, serve
 from tests.support.waiting import wait_until
 
 SECONDS = 30.0
@@ -41,17 +40,17 @@ LARGE = {"input_ids": [[1] * 8] * 2000, "encoding": "float"}
 """A request with an answer written by a thread."""
 
 
-class Served:
-    """A server, its file of settings, and its log."""
+@dataclass(frozen=True)
+class Served(Server):
+    """A server and its file of settings."""
 
-    def __init__(self, address: str, calls: str, pid: int, file: Path, log: Path) -> None:
-        self.address, self.calls, self.pid, self._file, self._log = address, calls, pid, file, log
+    file: Path
 
     def set(self, text: str) -> None:
         """Write the file anew, as a whole."""
-        draft = self._file.with_suffix(".new")
+        draft = self.file.with_suffix(".new")
         draft.write_text(text)
-        draft.rename(self._file)
+        draft.rename(self.file)
 
     def ask(self, body: dict[str, Any]) -> tuple[int, str]:
         answer = httpx.post(f"{self.address}/models/gpt/embed", json=body, timeout=SECONDS)
@@ -63,29 +62,20 @@ class Served:
         return found[0] == status and message in found[1]
 
     def said(self) -> str:
-        return self._log.read_text()
+        """Return the log."""
+        return Path(f"/proc/{self.pid}/fd/2").read_text()
 
 
 @contextmanager
 def served(models: Path, folder: Path, *options: str) -> Iterator[Served]:
-    file, log, port = folder / "preblock.toml", folder / "log", free_port()
+    file = folder / "preblock.toml"
     file.write_text("")
-    ports = ["--port", "0", "--grpc-port", str(port)]
-    arguments = ["--repository", str(models), *ports, "--config-file", str(file), *options]
-    with (
-        log.open("w") as errors,
-        subprocess.Popen([PREBLOCK, "serve", *arguments], stdout=subprocess.PIPE, stderr=errors, text=True) as process,
-    ):
-        try:
-            yield Served(read_banner(process)[1], f"127.0.0.1:{port}", process.pid, file, log)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(SECONDS) == 0
-    assert "Traceback" not in log.read_text()
+    with serve(models, "--config-file", str(file), *options) as server:
+        yield Served(server.address, server.grpc, server.pid, server.banner, file)
 
 
 def stream(server: Served) -> ClientConnection:
-    return connect_socket(f"{server.address.replace('http', 'ws', 1)}/models/gpt/decode")
+    return connect_socket(f"{server.socket}/models/gpt/decode")
 
 
 too_many_tokens = partial(
@@ -98,7 +88,7 @@ too_many_rows = partial(
 
 def too_large(server: Served) -> bool:
     """Ask for 9 MB of vectors in one message of gRPC."""
-    with open_stub(server.calls, NO_LIMIT) as stub:
+    with open_stub(server.grpc, NO_LIMIT) as stub:
         try:
             answer = stub.ModelInfer(infer_message(np.zeros((9000, 1)), "wide"), timeout=SECONDS)
         except grpc.RpcError as error:
@@ -170,7 +160,7 @@ def sequence(server: Served, rows: int = 1, pause: float | None = None) -> str:
             request.parameters["sequence_start"].bool_param = False
             yield request
 
-    with open_stub(server.calls) as stub:
+    with open_stub(server.grpc) as stub:
         return str([*stub.ModelStreamInfer(requests(), timeout=SECONDS)][-1].error_message)
 
 
@@ -294,7 +284,7 @@ def test_lowered_token_limit_rejects_fast_path_request(reloading: Served) -> Non
 
 
 def test_lowered_row_limit_rejects_step_of_open_stream(reloading: Served) -> None:
-    with connect_socket(f"{reloading.address.replace('http', 'ws', 1)}/models/gpt/decode?rows=3") as opened:
+    with connect_socket(f"{reloading.socket}/models/gpt/decode?rows=3") as opened:
 
         def answered() -> bool:
             opened.send(step([[1], [2], [3]]))

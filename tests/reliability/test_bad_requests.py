@@ -20,9 +20,6 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2
 
-from preblock.service.api.http.errors import STATUS, problem
-from preblock.service.codecs.decode_json import write_error
-from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, ArtifactError, Invalid, Unavailable
 from tests.reliability.parsers import Parser, parsers
 from tests.reliability.wires import UPGRADE, frame, memory, request
 from tests.support.artifacts import copy_artifact
@@ -442,36 +439,6 @@ def reject_server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactor
     with serve(repository, "--model-control", "explicit", "--load-model", "*") as running:
         assert httpx.get(f"{running.address}/readyz", timeout=60).status_code == 200
         yield running
-
-
-async def read(content: bytes) -> int:
-    reader = asyncio.StreamReader()
-    reader.feed_data(content)
-    return await message(reader)
-
-
-def test_faults_within_answers_are_detected() -> None:
-    for kind, content, expected in (
-        (0x82, b"\2" + bytes(15), 0),
-        (0x82, b'\3{"type":"about:blank","status":503}', 503),
-        (0x81, b'{"error": {"status": 422, "detail": "500"}}', 422),
-        (0x88, (1011).to_bytes(2, "big") + b"why", 1011),
-    ):
-        assert asyncio.run(read(bytes([0x89, 0, kind, len(content)]) + content)) == expected  # behind a ping
-    head, good = b"HTTP/1.1 200 OK\r\n\r\n", b'9\r\n{"got":""}\r\n'
-    assert worst(head + good) == 200
-    for error in (Unavailable("queue", "30 s", "29 s"), ArtifactError("bert/1", "a fault", "an artifact")):
-        for begin in (b"", b"event: error\ndata: "):
-            assert worst(head + good + begin + write_error(problem(error)) + good) == STATUS[type(error)] >= 500
-    answered = service_pb2.ModelStreamInferResponse(infer_response={"id": "a"})
-    assert refusal(answered.SerializeToString()) == ""
-    for told, refused in (
-        (Invalid("inputs[0].shape", [-1], "a list of sizes"), True),
-        (INTERNAL_ERROR_MESSAGE, False),
-        (Unavailable("queue", "30 s", "29 s"), False),
-    ):
-        text = refusal(service_pb2.ModelStreamInferResponse(error_message=str(told)).SerializeToString())
-        assert (text, REFUSAL.match(text) is not None) == (str(told), refused)
 
 
 @pytest.mark.timeout(14_400)

@@ -5,56 +5,15 @@ import time
 from pathlib import Path
 
 import httpx
-import numpy as np
 import onnx
-import pytest
-import tritonclient.grpc
 from onnx import TensorProto, helper
-from tritonclient.utils import InferenceServerException
 
-from tests.reliability.load import descriptors
-from tests.service.artifacts.broken_artifacts import edit, seal
-from tests.service.runtime.test_tokenizer import changed, split
+from tests.service.artifacts.broken_artifacts import edit
 from tests.support.artifacts import copy_artifact
 from tests.support.servers import serve
 
 PRODUCTS = 60
 """Products of 4096 x 4096 matrices: minutes on one core, while onnxruntime opens the graph."""
-
-
-def test_tokenizer_panic_is_an_error_on_every_api(tmp_path: Path) -> None:
-    folder = copy_artifact("bert", tmp_path / "models", "bert")
-    (folder / "tokenizer.json").write_bytes(changed(pre_tokenizer=split("(b+)+$")))
-    seal(folder)
-    text = "b" * 24 + "!"
-    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}
-    calls: list[tuple[str, dict[str, object]]] = [
-        ("/models/bert/embed", {"text": text}),
-        ("/models/bert/embed", {"text": [text, "a " * 20_000]}),  # tokenized in a thread
-        ("/v1/embeddings", {"model": "bert", "input": text, "pooling": "mean"}),
-        ("/v2/models/bert/infer", {"inputs": [tensor]}),
-    ]
-    given = tritonclient.grpc.InferInput("text", [1], "BYTES").set_data_from_numpy(np.array([text.encode()], object))
-    with serve(tmp_path / "models") as server, httpx.Client(base_url=server.address, timeout=30) as client:
-        ids = client.post("/models/bert/embed", json={"input_ids": [[1]]})
-        before = len(descriptors(server.pid))
-        for path, body in calls:
-            for _ in range(3):  # the second one is prepared, if the first allows it
-                answer = client.post(path, json=body)
-                assert answer.status_code in (400, 422), path
-                assert "the tokenizer of the model fails on this" in answer.text
-                assert answer.headers["X-Request-Id"]
-        assert client.post("/models/bert/embed", json={"input_ids": [[1]]}).content == ids.content
-        assert len(descriptors(server.pid)) <= before + 1
-        with (
-            tritonclient.grpc.InferenceServerClient(server.grpc) as caller,
-            pytest.raises(InferenceServerException, match="the tokenizer of the model fails on this text"),
-        ):
-            caller.infer("bert", [given])
-        began = time.monotonic()
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(10) == 0
-        assert time.monotonic() - began < 5
 
 
 def add_products(model: onnx.ModelProto) -> None:

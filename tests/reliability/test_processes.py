@@ -416,26 +416,6 @@ def test_metric_file_space_is_reserved_at_start(tiny_repository: Path, tmp_path:
             assert file.stat().st_blocks * 512 >= RESERVED_BYTES[kind]
 
 
-def test_server_recovers_from_lack_of_descriptors(tiny_repository: Path, tmp_path: Path, good_answer: bytes) -> None:
-    root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
-    (root / "bert/2").rename(later)
-    with (
-        serve(root, "--model-control", "poll", "--model-poll-interval-seconds", "0.1") as server,
-        httpx.Client(base_url=server.address, timeout=60) as client,
-    ):
-        still_right(client, good_answer)
-        with limited(server.pid, resource.RLIMIT_NOFILE, len(descriptors(server.pid)) + 10):
-            with ExitStack() as stack:
-                crowd(server, 60, b"GET /livez HTTP/1.1\r\n", stack)
-                time.sleep(1)
-                still_right(client, good_answer)  # old connections
-                later.rename(root / "bert/2")
-                time.sleep(0.5)
-            wait_for(partial(answers, server))  # new connections
-            still_right(client, good_answer)
-        wait_for(lambda: client.post("/models/bert/embed", json={"input_ids": [1]}).json().get("version") == 2)
-
-
 @pytest.mark.parametrize(
     "sent",
     [b"", request()[:40], request()[:-5], request("/v2/repository/index", b"{}")[:-1], request()],
