@@ -171,70 +171,39 @@ def test_removed_or_replaced_folder_does_not_change_responses(weighty_repository
             assert rows == positions  # only now read for the first time
 
 
-def test_failed_worker_start_is_retried(tiny_repository: Path, tmp_path: Path, good_answer: bytes) -> None:
-    root = shutil.copytree(tiny_repository, tmp_path / "root")
-    with serve_two(root) as server:
-        first, second = workers(server.pid)
-        (root / "bert").rename(tmp_path / "away")
-        (root / "gpt").rename(tmp_path / "gpt")
-        with load(server, good_answer, 2, 0.02) as seen:
-            os.kill(first, signal.SIGKILL)
-            wait_for(lambda: first not in workers(server.pid))
-            time.sleep(2)  # starts fail
-            assert workers(server.pid) == [second]
-            (tmp_path / "gpt").rename(root / "gpt")
-            wait_for(lambda: len(workers(server.pid)) == 2)
-            right = seen.right
-            wait_for(partial(seen.answered, right + 20))
-        assert second in workers(server.pid)
-        assert not seen.wrong
-        assert seen.broken <= 2
-
-
 def test_parent_answers_health_checks_without_workers(weighty_repository: Path, tmp_path: Path) -> None:
     """Requests for a truncated data file kill both workers (SIGBUS), and no other worker can start."""
     root = shutil.copytree(weighty_repository, tmp_path / "root")
     data = root / "gpt/1" / DATA
     content = data.read_bytes()
-    command = [PREBLOCK, "serve", "--repository", str(root), "--port", "0", "--workers", "2"]
-    with (
-        (tmp_path / "log").open("w+") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
-    ):
-        try:
-            _, address = read_banner(process)
-            wait_for(lambda: len(workers(process.pid)) == 2)
+    with serve_two(root) as server:
 
-            def ask(path: str, timeout: float = 2) -> httpx.Response:
-                method = "POST" if path == EMBED else "GET"
-                with suppress(httpx.TransportError):
-                    return httpx.request(method, address + path, json={"input_ids": [1]}, timeout=timeout)
-                return httpx.Response(0)
+        def ask(path: str, timeout: float = 2) -> httpx.Response:
+            method = "POST" if path == EMBED else "GET"
+            with suppress(httpx.TransportError):
+                return httpx.request(method, server.address + path, json={"input_ids": [1]}, timeout=timeout)
+            return httpx.Response(0)
 
-            assert ask("/readyz").status_code == 200
-            os.truncate(data, 0)
-            began = time.monotonic()
-            while ask("/readyz").status_code != 503:
-                ask(EMBED, 1)
-                assert time.monotonic() - began < 60
-            while time.monotonic() - began < 20:
-                statuses = [ask(path).status_code for path in HEALTH]
-                assert statuses == [200, 200, 503, 503, 503]
-                answer = ask(EMBED)
-                assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-                assert answer.json()["request_id"] == answer.headers["X-Request-Id"]
-                time.sleep(0.5)
-            log.seek(0)
-            failures = [line for line in log if "WARNING" in line or "ERROR" in line]
-            assert 1 <= len(failures) <= 4, failures
-            data.write_bytes(content)
-            wait_for(lambda: len(workers(process.pid)) == 2)
+        os.truncate(data, 0)
+        began = time.monotonic()
+        while ask("/readyz").status_code != 503:
+            ask(EMBED, 1)
+            assert time.monotonic() - began < 60
+        while time.monotonic() - began < 20:
+            statuses = [ask(path).status_code for path in HEALTH]
+            assert statuses == [200, 200, 503, 503, 503]
+            answer = ask(EMBED)
+            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+            assert answer.json()["request_id"] == answer.headers["X-Request-Id"]
+            time.sleep(0.5)
+        log = Path(f"/proc/{server.pid}/fd/2").read_text().splitlines()
+        failures = [line for line in log if "WARNING" in line or "ERROR" in line]
+        assert 1 <= len(failures) <= 4, failures
+        data.write_bytes(content)
+        wait_for(lambda: len(workers(server.pid)) == 2)
 
-            # The server of the outage accepts connections for a moment longer, and then resets them.
-            wait_for(lambda: all(ask(EMBED, 30).status_code == 200 for _ in range(10)))
-        finally:
-            process.terminate()
-        assert process.wait(60) == 0
+        # The server of the outage accepts connections for a moment longer, and then resets them.
+        wait_for(lambda: all(ask(EMBED, 30).status_code == 200 for _ in range(10)))
 
 
 def test_outage_server_keeps_the_rules_of_workers(tiny_repository: Path, tmp_path: Path) -> None:
