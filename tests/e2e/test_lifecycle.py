@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.sync.client import connect
 
 from tests.support.artifacts import make_repository
-from tests.support.connections import dial, http_request
+from tests.support.connections import RawConnection, dial, http_request
 from tests.support.open_inference import OWN_CONNECTION
 from tests.support.paths import PREBLOCK
 from tests.support.processes import alive, children, fork_servers
@@ -47,20 +47,6 @@ def request(rows: int = LARGE[0], length: int = LARGE[1]) -> bytes:
     return http_request(f"/models/gpt/embed?shape={rows},{length}", bytes(8 * rows * length), BYTES)
 
 
-def read_large(stream: socket.socket) -> int:
-    """Return how many bytes the body of an answer has."""
-    file = stream.makefile("rb")
-    assert file.readline().startswith(b"HTTP/1.1 200")
-    length = 0
-    while (line := file.readline().lower()) != b"\r\n":
-        if line.startswith(b"content-length:"):
-            length = int(line.partition(b":")[2])
-    found = 0
-    while found < length and (part := file.read(min(2**20, length - found))):
-        found += len(part)
-    return found
-
-
 @pytest.mark.parametrize(("workers", "number"), [("1", signal.SIGTERM), ("2", signal.SIGTERM), ("2", signal.SIGINT)])
 def test_signal_to_process_group_finishes_requests(models: Path, workers: str, number: signal.Signals) -> None:
     """As a terminal sends it, or a stop of a whole control group. The second request is known."""
@@ -68,11 +54,10 @@ def test_signal_to_process_group_finishes_requests(models: Path, workers: str, n
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             address = read_banner(process)[1]
-            with dial(address, SECONDS) as stream:
-                stream.sendall(request())
-                assert read_large(stream) == 4 * WIDTH * LARGE[0] * LARGE[1]
-                stream.sendall(request())
-                stream.recv(10, socket.MSG_PEEK)
+            with RawConnection(address) as client:
+                assert len(client.ask(request())[2]) == 4 * WIDTH * LARGE[0] * LARGE[1]
+                client.send(request())
+                client.stream.recv(10, socket.MSG_PEEK)
                 family = [process.pid, *children(process.pid), *workers_of(process.pid)]
                 os.killpg(process.pid, number)
                 time.sleep(1.5)
@@ -80,7 +65,7 @@ def test_signal_to_process_group_finishes_requests(models: Path, workers: str, n
                     with pytest.raises(ConnectionRefusedError):
                         dial(address)
                 assert process.poll() is None
-                assert read_large(stream) == 4 * WIDTH * LARGE[0] * LARGE[1]
+                assert len(client.answer()[2]) == 4 * WIDTH * LARGE[0] * LARGE[1]
             assert process.wait(SECONDS) == 0
             wait_until(lambda: not any(map(alive, family)))
         finally:
@@ -92,16 +77,14 @@ def test_signal_to_process_group_finishes_requests(models: Path, workers: str, n
 def test_partial_fast_path_request_is_finished_on_shutdown(models: Path, late: int) -> None:
     """Their last bytes, or all of their bodies, come when the end has begun."""
     small = request(1, 1)
-    with serve(models) as server, dial(server.address, SECONDS) as stream:
+    with serve(models) as server, RawConnection(server.address) as client:
         for _ in range(3):
-            stream.sendall(small)
-            assert read_large(stream) == 4 * WIDTH
-        stream.sendall(small[:-late])
+            assert len(client.ask(small)[2]) == 4 * WIDTH
+        client.send(small[:-late])
         time.sleep(0.2)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
-        stream.sendall(small[-late:])
-        assert read_large(stream) == 4 * WIDTH
+        assert len(client.ask(small[-late:])[2]) == 4 * WIDTH
         assert server.process.wait(SECONDS) == 0
 
 

@@ -27,13 +27,12 @@ from tests.support.protocols import (
     Protocol,
     RequestRefused,
     connect,
-    native_bytes,
     native_json,
     native_npy,
     openai_base64,
     openai_mean,
 )
-from tests.support.random_requests import positions_of, random_request, random_rows
+from tests.support.random_requests import positions_of, random_request
 from tests.support.servers import serve
 
 
@@ -105,23 +104,6 @@ def test_other_version_returns_other_vectors(tiny_clients: Clients) -> None:
     for protocol in protocols_for(fields):
         found = {address: protocol(tiny_clients, address, fields).tobytes() for address in ("bert", "bert/versions/1")}
         assert len(set(found.values())) == 2, protocol.__name__
-
-
-@pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
-def test_batches_and_protocols_match_bitwise_for_large_models(model_clients: Clients, model: str) -> None:
-    random = np.random.default_rng(3)
-    for lengths in ([1, 17, 64, 5, 33], [48] * 6):
-        rows, offset = random_rows(random, lengths, 30000), random.integers(0, 400, len(lengths)).tolist()
-        whole = native_bytes(model_clients, model, {"input_ids": rows, "offset": offset})
-        alone = [
-            native_bytes(model_clients, model, {"input_ids": [row], "offset": begin})
-            for row, begin in zip(rows, offset, strict=True)
-        ]
-        assert whole.tobytes() == np.concatenate(alone).tobytes()
-    fields: dict[str, Any] = {"input_ids": random_rows(random, [7], 30000), "offset": 3}
-    expected = native_json(model_clients, model, fields).tobytes()
-    for protocol in protocols_for(fields):
-        assert protocol(model_clients, model, fields).tobytes() == expected, protocol.__name__
 
 
 PADDED = [[0, 31, 5, 9, 2, 1, 1]]

@@ -191,11 +191,3 @@ async def check_all(address: str, count: int) -> None:
 
 def test_responses_are_equal_for_any_segmentation(segment_server: Server, long: bool) -> None:
     asyncio.run(check_all(segment_server.address, 6500 if long else 40))
-
-
-def test_pending_responses_precede_the_error(segment_server: Server) -> None:
-    url = httpx.URL(segment_server.address)
-    for piece in LAST:
-        sent = GOOD[0].sent + GOOD[7].sent + piece.sent + bytes(2**20)
-        found = asyncio.run(answers(url.host, url.port or 80, [sent]))
-        assert statuses(found) == [200, 200, *piece.statuses], piece.sent[:80]
