@@ -145,17 +145,11 @@ def test_model_control_without_admin_key_returns_403(guarded: Server, keys: dict
 
 def test_openai_client_with_key_reaches_only_its_models(guarded: Server, keys: dict[str, str]) -> None:
     """A thread reads a large body, and finds its model."""
-
-    def client(key: str) -> openai.OpenAI:
-        return openai.OpenAI(api_key=key, base_url=f"{guarded.address}/v1", max_retries=0)
-
     ids = [[1]] * 8000
-    with client(keys["bert"]) as allowed:
+    with openai.OpenAI(api_key=keys["bert"], base_url=f"{guarded.address}/v1", max_retries=0) as allowed:
         assert len(allowed.embeddings.create(model="bert", input=ids, extra_body={"pooling": "last"}).data) == len(ids)
         with pytest.raises(openai.PermissionDeniedError):
             allowed.embeddings.create(model="gpt", input=ids)
-    with client("wrong") as refused, pytest.raises(openai.AuthenticationError):
-        refused.embeddings.create(model="bert", input=ids)
 
 
 def test_client_with_key_works_for_calls_and_streams(guarded: Server, keys: dict[str, str]) -> None:

@@ -132,21 +132,6 @@ class Short(nn.Embedding):
 GUIDE = (ROOT / "docs/positions.md").read_text(encoding="utf-8")
 
 
-def test_position_experiment_learns_order_and_ends_at_table(tmp_path: Path) -> None:
-    experiment = load(EXAMPLES / "choose_positions.py")
-    found = experiment.run(400, {kind: experiment.KINDS[kind] for kind in ("none", "learned", "ALiBi")})
-    trained = experiment.TESTED_LENGTHS.index(experiment.TRAINED_LENGTH)
-    assert 0.4 < found["none"][trained] < 0.6
-    assert found["learned"][trained] > 0.9
-    assert found["ALiBi"][trained] > 0.9
-    assert found["learned"][trained + 1 :] == [None] * (len(experiment.TESTED_LENGTHS) - trained - 1)
-    assert None not in found["ALiBi"]
-    pictures = [tmp_path / "first.svg", tmp_path / "second.svg"]
-    for picture in pictures:
-        experiment.save(experiment.plot(found), picture)
-    assert pictures[0].read_bytes() == pictures[1].read_bytes()
-
-
 def test_experiment_compares_encoding_of_the_guide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experiment = load(EXAMPLES / "choose_positions.py")
     (code,) = re.findall(r"^```python\n(# mine\.py\n.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)

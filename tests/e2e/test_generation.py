@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
 import preblock
 from preblock.export.exporter import export
@@ -63,12 +62,3 @@ def test_generation_example_accepts_checkpoint(tmp_path: Path, capsys: pytest.Ca
     example.tiny("opt").save_pretrained(tmp_path)
     example.main([str(tmp_path)])
     assert capsys.readouterr().out.count("as the library") == 2 * len(example.PROMPTS)
-
-
-def test_generation_example_rejects_unknown_family(tmp_path: Path) -> None:
-    config = transformers.BioGptConfig(
-        vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
-    )
-    transformers.BioGptForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(SystemExit, match="holds a biogpt; this example knows gpt2, opt, llama"):
-        example.main([str(tmp_path)])

@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
@@ -20,14 +19,13 @@ from tritonclient.utils import InferenceServerException
 from tests.clients.test_tritonclient import client_of, module
 from tests.clients.triton_client import TritonClient
 from tests.support.open_inference import OWN_CONNECTION, infer_message, open_stub
-from tests.support.protocols import Clients, call_grpc, connect, native_bytes
+from tests.support.protocols import Clients, connect, native_bytes
 from tests.support.scrapes import read_metrics
 from tests.support.servers import Server, serve
 from tests.support.waiting import wait_until
 
 __all__ = ["module"]
 
-INFER = {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}]}
 STEPS: list[tuple[list[list[int]], dict[str, Any], int | str]] = [
     ([[1, 2]], {"sequence_start": True}, 0),
     ([[3]], {}, 2),
@@ -120,17 +118,6 @@ def test_separate_requests_continue_their_sequence(
             answers.append(str(error.message()))
     check(answers, id_, counted_clients)
     assert sequences_open(counted_clients.http) == 0
-
-
-def test_json_request_continues_sequence_of_grpc_request(counted_clients: Clients) -> None:
-    message = request([[1, 2]], 0, sequence_start=True)
-    message.parameters["sequence_id"].uint64_param = 2**64 - 1
-    call_grpc(counted_clients, "ModelInfer", message)
-    parameters = {"sequence_id": 2**64 - 1, "sequence_end": True}
-    answer = counted_clients.http.post("/v2/models/gpt/infer", json=INFER | {"parameters": parameters}).json()
-    expected = native_bytes(counted_clients, "gpt", {"input_ids": [[1]], "offset": 2})
-    assert np.array(answer["outputs"][0]["data"], np.float32).tobytes() == expected.tobytes()
-    assert "sequence_batching" not in counted_clients.http.get("/v2/models/gpt/config").json()
 
 
 @pytest.mark.parametrize("id_", [5, "a sequence"])

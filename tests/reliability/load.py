@@ -63,10 +63,11 @@ def replaced(server: Server, before: list[int]) -> bool:
 
 @dataclass
 class Load:
-    """Answers to clients under load: right, wrong or broken off."""
+    """Answers to clients under load: right, wrong or broken off, and the seconds of the slowest."""
 
     right: int = 0
     broken: int = 0
+    slowest: float = 0.0
     wrong: list[object] = field(default_factory=list)
 
     def answered(self, count: int) -> bool:
@@ -85,12 +86,14 @@ def load(server: Server, expected: bytes, clients: int = 8, pause: float = 0, ou
     def ask() -> None:
         with httpx.Client(base_url=server.address, timeout=60) as client:
             while not over.wait(pause):
+                began = time.monotonic()
                 try:
                     answer = client.post("/models/gpt/embed", json={"input_ids": [IDS], "offset": 2}, headers=BYTES)
                 except httpx.HTTPError:
                     seen.broken += 1
                     time.sleep(0.05)
                     continue
+                seen.slowest = max(seen.slowest, time.monotonic() - began)
                 if (answer.status_code, answer.content) == (200, expected):
                     seen.right += 1
                 elif outage and answer.status_code == 503 and answer.json()["field"] == "workers":
@@ -106,3 +109,13 @@ def load(server: Server, expected: bytes, clients: int = 8, pause: float = 0, ou
             over.set()
     for asked in asking:
         asked.result()
+
+
+@contextmanager
+def asking_meanwhile(server: Server, expected: bytes) -> Iterator[None]:
+    """Send good requests during a block, each answered with the right bits, soon."""
+    with load(server, expected, 1, 0.05) as seen:
+        yield
+    assert not seen.wrong
+    assert not seen.broken
+    assert seen.slowest < 10

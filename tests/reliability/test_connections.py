@@ -24,9 +24,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from preblock.service.app import create_app
 from preblock.service.core.settings import Settings
 from preblock.service.server.run import configure
+from tests.reliability.load import asking_meanwhile
 from tests.reliability.wires import (
     UPGRADE,
-    asking_meanwhile,
     connection,
     frame,
     memory,

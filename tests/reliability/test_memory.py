@@ -26,7 +26,8 @@ from tritonclient.grpc import service_pb2
 from websockets.sync.client import connect
 
 from preblock.service.core.large_bodies import MAX_LARGEST_BODIES
-from tests.reliability.wires import UPGRADE, asking_meanwhile, frame, web_socket
+from tests.reliability.load import asking_meanwhile
+from tests.reliability.wires import UPGRADE, frame, web_socket
 from tests.support.artifacts import make_repository
 from tests.support.connections import dial, http_request
 from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub

@@ -51,10 +51,3 @@ def test_key_of_external_data_outside_utf8_is_rejected(every: dict[str, Parser])
     parser = every["graphs"]
     with pytest.raises(PreblockError):
         parser.read(parser.seeds[0].replace(b"location", b"l\xdecation"))
-
-
-def test_other_error_and_excess_memory_are_detected() -> None:
-    with pytest.raises(ZeroDivisionError):
-        Parser(lambda data: 1 // len(data), ()).hold(b"")
-    with pytest.raises(MemoryError, match=r"bytes for an input of 1$"):
-        Parser(lambda data: bytes(2**23 * len(data)), ()).hold(b"x")

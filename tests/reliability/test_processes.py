@@ -428,25 +428,6 @@ def limited(pid: int, kind: int, most: int) -> Iterator[None]:
         resource.prlimit(pid, kind, limits)
 
 
-def test_workers_without_descriptors_load_a_model_later(tiny_repository: Path, good_answer: bytes) -> None:
-    with (
-        serve_two(tiny_repository, *EXPLICIT) as server,
-        httpx.Client(base_url=server.address, timeout=120) as client,
-    ):
-        assert client.post("/v2/repository/models/bert/unload").status_code == 200
-        with ExitStack() as stack:
-            for pid in workers(server.pid):
-                used = max(int(descriptor.name) for descriptor in descriptors(pid)) + 1
-                stack.enter_context(limited(pid, resource.RLIMIT_NOFILE, used))
-            refused = client.post("/v2/repository/models/bert/load")
-            assert refused.status_code == 503
-            # A worker without any free descriptor cannot even say that it lacks some.
-            reasons = ("too many open files; try again later", "workers have not applied the change of 'bert' yet")
-            assert refused.json()["error"].endswith(reasons)
-            still_right(client, good_answer)
-        wait_for(partial(all_serve, server, "bert"))  # by both workers, without another request to load it
-
-
 def test_load_reports_a_worker_without_memory(tiny_repository: Path, model_repository: Path, tmp_path: Path) -> None:
     root = shutil.copytree(tiny_repository, tmp_path / "repository")
     shutil.copytree(model_repository / "gpt2-small", root / "gpt2-small")

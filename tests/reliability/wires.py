@@ -5,10 +5,6 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from threading import Event
 
 import httpx
 
@@ -77,23 +73,3 @@ def still_right(http: httpx.Client, expected: bytes) -> None:
 def memory(pid: int) -> int:
     """Return the bytes of a process without pages of files."""
     return status_bytes(pid, "RssAnon")
-
-
-@contextmanager
-def asking_meanwhile(server: Server, expected: bytes) -> Iterator[None]:
-    """Send good requests during a block, each answered with the right bits."""
-    over = Event()
-
-    def ask() -> None:
-        with httpx.Client(base_url=server.address, timeout=60) as http:
-            still_right(http, expected)
-            while not over.wait(0.05):
-                still_right(http, expected)
-
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask)
-        try:
-            yield
-        finally:
-            over.set()
-        asked.result()
