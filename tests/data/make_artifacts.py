@@ -175,7 +175,6 @@ RECIPES: dict[str, Recipe] = {
     "gpt-7x256x6": Recipe(_gpt(7, 256, 6)),
     "gpt-50x64x600": Recipe(_gpt(50, 64, 600)),
     "gpt-500x96x900": Recipe(_gpt(500, 96, 900)),
-    "gpt-50x256x600": Recipe(_gpt(50, 256, 600)),
     "gpt-50x768x700": Recipe(_gpt(50, 768, 700), 4),
     "gpt-300x64x5000": Recipe(_gpt(300, 64, 5000)),
     "gpt-300x64x5000-huge-value": Recipe(_gpt(300, 64, 5000), changed=((7 * 64 + 3, HUGE_VALUE),)),
@@ -211,7 +210,6 @@ RECIPES: dict[str, Recipe] = {
     "alibi-levels": Recipe(
         _frontend("alibi", Tokens(rows=9, width=4), _FEW_LEVELS, max_len=50, bias=AlibiConfig(heads=3))
     ),
-    "alibi-7x4x9": Recipe(_frontend("alibi", _SMALL, max_len=9, bias=AlibiConfig(heads=2))),
     "t5": Recipe(
         _frontend("t5", _TOKENS, max_len=None, bias=T5Config(heads=3, buckets=8, max_distance=20, bidirectional=False)),
         5,

@@ -5,10 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import InferenceServerException
 
 from preblock.client.errors import RequestError
 from preblock.service.core.settings import Settings
@@ -24,6 +22,7 @@ from tests.support.protocols import (
     Clients,
     Protocol,
     RequestRefused,
+    call_grpc,
     connect,
     grpc_raw,
     grpc_typed,
@@ -113,12 +112,9 @@ def ask_for_bias(clients: Clients, keys: int) -> None:
 
 
 def ask_for_images(clients: Clients, images: int) -> None:
-    pixels = tritonclient.grpc.InferInput("pixel_values", [images, 3, 8, 8], "FP32")
-    pixels.set_data_from_numpy(np.zeros((images, 3, 8, 8), np.float32))
-    try:
-        assert len(clients.grpc.infer("vit", [pixels]).as_numpy("embeddings")) == images
-    except InferenceServerException as error:
-        raise RequestRefused(str(error.status()), str(error.message())) from error
+    message = service_pb2.ModelInferRequest(model_name="vit", raw_input_contents=[bytes(4 * images * 3 * 8 * 8)])
+    message.inputs.add(name="pixel_values", datatype="FP32", shape=[images, 3, 8, 8])
+    assert call_grpc(clients, "ModelInfer", message).outputs[0].shape[0] == images
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,11 @@ import grpc
 import httpx
 import pytest
 import trustme
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.sync.client import connect
 
+from tests.e2e.test_transport import is_ready_over_grpc
 from tests.support.artifacts import make_repository
 from tests.support.connections import RawConnection, dial, http_request
-from tests.support.open_inference import OWN_CONNECTION
 from tests.support.paths import PREBLOCK
 from tests.support.processes import alive, children, fork_servers
 from tests.support.processes import workers as workers_of
@@ -31,15 +30,15 @@ from tests.support.tls import TlsFiles
 from tests.support.waiting import wait_until
 
 SECONDS = 30
-LARGE, WIDTH = (64, 500), 256
-"""Rows and tokens of a request with an answer of 32 MB: more than any buffer holds."""
+LARGE, WIDTH = (22, 500), 768
+"""Rows and tokens of a request with an answer of 34 MB: more than any buffer holds."""
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One model with wide vectors, and little else to open."""
-    return make_repository(tmp_path_factory.mktemp("life"), gpt="gpt-50x256x600")
+    return make_repository(tmp_path_factory.mktemp("life"), gpt="gpt-50x768x700")
 
 
 def request(rows: int = LARGE[0], length: int = LARGE[1]) -> bytes:
@@ -194,15 +193,11 @@ def test_client_ca_is_reloaded(models: Path, tmp_path: Path, version: ssl.TLSVer
                 return None
 
     def let_in_over_grpc(signer: trustme.CA) -> bool:
-        pems = clients[signer].private_key_pem.bytes(), clients[signer].cert_chain_pems[0].bytes()
-        credentials = grpc.ssl_channel_credentials(tls.ca.cert_pem.bytes(), *pems)
-        with grpc.secure_channel(server.grpc, credentials, [OWN_CONNECTION]) as channel:
-            try:
-                stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-                return bool(stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=SECONDS).ready)
-            except grpc.RpcError as error:
-                assert error.code() == grpc.StatusCode.UNAVAILABLE  # noqa: PT017
-                return False
+        try:
+            return is_ready_over_grpc(server, tls, clients[signer])
+        except grpc.RpcError as error:
+            assert error.code() == grpc.StatusCode.UNAVAILABLE  # noqa: PT017
+            return False
 
     def let_in_only(*accepted: trustme.CA) -> None:
         for signer in clients:

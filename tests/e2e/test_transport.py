@@ -34,7 +34,7 @@ from preblock.service.server.lingering_close import MAX_TLS_SECONDS
 from tests.cli.command_line import failing
 from tests.reliability.wires import UPGRADE, frame, received
 from tests.support.connections import dial, http_request
-from tests.support.open_inference import infer_message, open_stub
+from tests.support.open_inference import OWN_CONNECTION, infer_message, open_stub
 from tests.support.paths import PREBLOCK
 from tests.support.processes import workers
 from tests.support.servers import Server, serve
@@ -58,13 +58,13 @@ class Secure:
     def context(self) -> ssl.SSLContext:
         return self.tls.context(self.certificate if self.asks else None)
 
-    def is_ready_over_grpc(self, certified: bool) -> bool:
-        key, chain = self.certificate.private_key_pem.bytes(), self.certificate.cert_chain_pems[0].bytes()
-        own = (key, chain) if certified else ()
-        credentials = grpc.ssl_channel_credentials(self.tls.ca.cert_pem.bytes(), *own)
-        with grpc.secure_channel(self.server.grpc, credentials) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            return bool(stub.ModelReady(service_pb2.ModelReadyRequest(name="gpt"), timeout=20).ready)
+
+def is_ready_over_grpc(server: Server, tls: TlsFiles, certificate: trustme.LeafCert | None) -> bool:
+    own = (certificate.private_key_pem.bytes(), certificate.cert_chain_pems[0].bytes()) if certificate else ()
+    credentials = grpc.ssl_channel_credentials(tls.ca.cert_pem.bytes(), *own)
+    with grpc.secure_channel(server.grpc, credentials, [OWN_CONNECTION]) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return bool(stub.ModelReady(service_pb2.ModelReadyRequest(name="gpt"), timeout=20).ready)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["tls", "mtls"])
@@ -94,7 +94,7 @@ def test_every_protocol_works_over_tls(secure: Secure) -> None:
         with httpx.Client(base_url=secure.server.address, verify=context, timeout=60) as http:
             assert http.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 200
         assert asyncio.run(first_offset(secure.server, context)) == [1]
-    assert secure.is_ready_over_grpc(secure.asks)
+    assert is_ready_over_grpc(secure.server, secure.tls, secure.certificate if secure.asks else None)
 
 
 def test_client_sees_end_of_closed_stream_at_once_over_tls(secure: Secure) -> None:
@@ -157,7 +157,7 @@ def test_refused_handshake_gets_its_alert(secure: Secure) -> None:
 
 def test_grpc_client_without_certificate_is_rejected(secure: Secure) -> None:
     with pytest.raises(grpc.RpcError) if secure.asks else nullcontext():
-        assert secure.is_ready_over_grpc(certified=False)
+        assert is_ready_over_grpc(secure.server, secure.tls, None)
 
 
 def test_unfinished_handshake_ends_at_its_time_limit(tiny_repository: Path, tmp_path: Path) -> None:
@@ -320,8 +320,6 @@ def test_serve_with_unusable_socket_fails_and_keeps_it(folder: Path, tiny_reposi
     file.write_text("mine")
     cases: tuple[tuple[list[str | Path], str], ...] = (
         (["--uds", http], f"the socket {http} is already in use"),
-        (["--grpc-uds", calls], f"the socket {calls} is already in use"),
-        (["--uds", file], f"{file} exists, and is not a socket"),
         (["--grpc-uds", file], f"{file} exists, and is not a socket"),
         (["--workers", "2", "--grpc-uds", file], "--grpc-uds works with one worker, and workers is 2: gRPC cannot "),
         (["--uds", file, "--grpc-uds", file], f"--uds and --grpc-uds are both {file}; each needs its own socket"),

@@ -401,7 +401,7 @@ def reject_server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactor
     """Serve also a stem, a model with a bias, and a spare one to load and unload."""
     repository = shutil.copytree(tiny_repository, tmp_path_factory.mktemp("every") / "repository")
     shutil.copytree(repository / "gpt", repository / "spare")
-    copy_artifact("alibi-7x4x9", repository, "alibi")
+    copy_artifact("alibi", repository)
     copy_artifact("vit-gray", repository, "vit")
     with serve(repository, "--model-control", "explicit", "--load-model", "*") as running:
         assert httpx.get(f"{running.address}/readyz", timeout=60).status_code == 200
