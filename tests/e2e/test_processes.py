@@ -46,11 +46,15 @@ def many(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @contextmanager
-def starting(root: Path, *options: str) -> Iterator["tuple[str, subprocess.Popen[str]]"]:
-    """Start a server, and yield its address at once."""
+def starting(
+    root: Path, *options: str, stdout: int = subprocess.PIPE, shell: tuple[str, ...] = ()
+) -> Iterator["tuple[str, subprocess.Popen[str]]"]:
+    """Start a server in a session of its own, and yield its address at once; a command of `shell` starts it."""
     port = free_port()
-    command = [PREBLOCK, "serve", "--repository", str(root), "--port", str(port), "--log-level", "warning", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    given = ("--repository", str(root), "--port", str(port), "--log-level", "warning", *options)
+    with subprocess.Popen(
+        [*shell, PREBLOCK, "serve", *given], stdout=stdout, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         try:
             yield f"http://127.0.0.1:{port}", process
         finally:
@@ -121,13 +125,11 @@ def test_concurrent_start_on_same_address_fails(
 
 
 def test_interrupt_during_startup_of_workers_prints_no_traceback(tiny_repository: Path) -> None:
-    command = [PREBLOCK, "serve", "--repository", str(tiny_repository), "--port", "0", "--workers", "2"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with starting(tiny_repository, "--workers", "2") as (_, process):
         wait_until(lambda: fork_servers(process.pid), pause=0.001)
         time.sleep(0.2)  # the fork server imports modules
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does for Ctrl-C
-        errors = process.communicate(timeout=60)[1]
-    assert "Traceback" not in errors
+        assert "Traceback" not in process.communicate(timeout=60)[1]
 
 
 @pytest.mark.parametrize(("workers", "seconds"), [*(("1", n / 20) for n in range(6)), ("2", 0.0), ("2", 0.2)])
@@ -154,26 +156,17 @@ def test_startup_with_broken_model_fails_with_one_line(many: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(("output", "workers"), [("pipe", "1"), ("pipe", "2"), ("full", "1")])
 def test_server_survives_closed_or_full_stdout(tiny_repository: Path, output: str, workers: str) -> None:
-    port = free_port()
-    command = [PREBLOCK, "serve", "--repository", str(tiny_repository), "--port", str(port), "--workers", workers]
-    command += ["--log-level", "warning"]
     reader, writer = os.pipe()
     os.close(reader)
-    with (
-        os.fdopen(writer, "wb") as unread,
-        Path("/dev/full").open("wb") as full,
-        subprocess.Popen(
-            command, stdout=full if output == "full" else unread, stderr=subprocess.PIPE, text=True
-        ) as process,
-    ):
-        try:
-            assert first_status(f"http://127.0.0.1:{port}", process)[1] == 200
+    with os.fdopen(writer, "wb") as unread, Path("/dev/full").open("wb") as full:
+        stdout = (full if output == "full" else unread).fileno()
+        with starting(tiny_repository, "--workers", workers, stdout=stdout) as (address, process):
+            assert first_status(address, process)[1] == 200
             time.sleep(0.2)  # it is announced now
-            httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=60).raise_for_status()
-        finally:
+            httpx.get(f"{address}/readyz", timeout=60).raise_for_status()
             process.terminate()
-        assert process.communicate(timeout=60)[1] == ""
-        assert process.returncode == 0
+            assert process.communicate(timeout=60)[1] == ""
+            assert process.returncode == 0
 
 
 @pytest.mark.parametrize(("option", "value"), [("--stream-idle-timeout-seconds", 10**9), ("--max-body-bytes", 2**32)])
@@ -186,15 +179,11 @@ def test_setting_beyond_32_bits_starts_server(tiny_repository: Path, option: str
 @BOTH
 def test_closed_standard_streams_are_replaced(tiny_repository: Path, workers: str) -> None:
     """A socket with the number of one would receive log lines, and libuv aborts when it closes it."""
-    port = free_port()
-    closed = ("sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', PREBLOCK)
-    command = (*closed, "serve", "--repository", tiny_repository, "--port", str(port), "--workers", workers)
-    with subprocess.Popen(command, text=True) as process:
-        try:
-            assert first_status(f"http://127.0.0.1:{port}", process)[1] == 200
-            assert {str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in range(3)} == {os.devnull}
-        finally:
-            process.terminate()
+    closed = ("sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-')
+    with starting(tiny_repository, "--workers", workers, shell=closed) as (address, process):
+        assert first_status(address, process)[1] == 200
+        assert {str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in range(3)} == {os.devnull}
+        process.terminate()
         assert process.wait(60) == 0
 
 
