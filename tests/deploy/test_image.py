@@ -183,7 +183,7 @@ def test_make_serve_sets_glibc_variable_of_image() -> None:
 @pytest.mark.skipif(not LOADERS, reason="there is no glibc here")
 def test_glibc_variable_is_accepted() -> None:
     """Names unknown to glibc are ignored."""
-    command, variables = [LOADERS[0], "--list-tunables"], {"GLIBC_TUNABLES": TUNABLES}
+    command, variables = (LOADERS[0], "--list-tunables"), {"GLIBC_TUNABLES": TUNABLES}
     listed = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
     for name, _, value in (part.partition("=") for part in TUNABLES.split(":")):
         assert f"{name}: {int(value):#x} " in listed
