@@ -1,4 +1,4 @@
-"""Failures of libraries on files of other people: a panic of the tokenizer, and a graph that opens for minutes."""
+"""A failure of a library on a file of other people: a graph that opens for minutes."""
 
 import signal
 import time
