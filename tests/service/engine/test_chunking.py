@@ -118,20 +118,6 @@ def test_rotary_family_has_fast_path_only_without_angles(chunk_engine: Engine) -
     np.testing.assert_allclose(found["rotary_cos"][3, :, 0].astype(np.float32), np.cos(np.arange(100)), atol=1e-6)
 
 
-def test_multiple_outputs_are_chunked(chunk_engine: Engine) -> None:
-    outputs = ("token_embeddings", "embeddings")
-    sessions = chunk_engine.repository.get("gpt").sessions
-    for lengths, offset in (([100] * 90, [7]), ([4100, 4100, 4100], [5, 0, 800]), ([3, 4000, 1, 4999], None)):
-        rows = rows_of(lengths)
-        given = None if offset is None else np.array(offset)
-        request = TokenRequest(input_ids=rows, offset=given, outputs=outputs, chunks="sent")
-        answer = answer_of(chunk_engine, "gpt", request)
-        assert tuple(answer.tensors) == outputs
-        lookup = sessions["token.onnx"].run({"input_ids": rows.values[None]})["token_embeddings"]
-        for output, expected in zip(outputs, (lookup, whole(chunk_engine, "gpt", request)), strict=True):
-            assert content_of(answer.tensors[output]) == expected.tobytes()
-
-
 @pytest.mark.parametrize("masked", [False, True])
 def test_chunked_padded_rows_equal_single_run(chunk_engine: Engine, masked: bool) -> None:
     """Oracle: each row alone, in one run of the graph with position counts."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preblock.service.core.errors import Invalid, TooLarge
+from preblock.service.core.errors import Invalid
 from preblock.service.core.types import PartsRequest, RowPart, TokenRequest, TokenRows
 from preblock.service.engine.parts import assemble, place_vectors, vectors_of_outputs
 from preblock.service.runtime.model import TokenModel
@@ -35,14 +35,6 @@ def test_vectors_need_a_known_lookup(model: TokenModel) -> None:
     assert assemble(request(), model, 4).given is not None
     with pytest.raises(Invalid, match="expected token ids, since the token vectors of this model are unknown"):
         assemble(request(), changed(model, token_embeddings=None), 4)
-
-
-def test_vectors_count_as_tokens(model: TokenModel) -> None:
-    ids = RowPart(field="parts[0][0].input_ids", ids=np.array([1, 2]))
-    three = replace(request(), rows=((ids, *request().rows[0]),))
-    assert len(assemble(three, model, 3).input_ids.values) == 3
-    with pytest.raises(TooLarge, match="parts: got more than 2 tokens, expected at most 2 tokens in a request"):
-        assemble(three, model, 2)
 
 
 @pytest.mark.parametrize("front_end", [None, {"arithmetic": "float16"}])

@@ -37,20 +37,6 @@ def test_only_large_work_leaves_event_loop(scheduler: Scheduler) -> None:
         assert (thread is not threading.current_thread()) == elsewhere, size
 
 
-def test_full_queue_rejects_chunk_and_accepts_it_later(scheduler: Scheduler) -> None:
-    async def scenario() -> None:
-        gate = threading.Event()
-        waiting = await occupy(scheduler, gate)
-        with pytest.raises(Unavailable, match="the queue is full: 1 requests wait, the limit"):
-            await scheduler.run(LARGE, lambda: 1)
-        assert await scheduler.run(INLINE_MAX_VALUES, lambda: 2) == 2
-        gate.set()
-        assert await asyncio.gather(*waiting) == [True, True]
-        assert await scheduler.run(LARGE, lambda: 3) == 3
-
-    asyncio.run(scenario())
-
-
 def test_work_past_queue_timeout_never_runs() -> None:
     gate, ran = threading.Event(), list[int]()
 

@@ -31,9 +31,6 @@ def sequence_engine(sequence_repository: Repository) -> Iterator[Engine]:
         yield engine
 
 
-IDS = [1, 2, 3, 4, 5, 6]
-
-
 def open_now(engine: Engine) -> int:
     """Return the gauge of open sequences."""
     text = engine.metrics.expose()[0].decode()
@@ -81,22 +78,6 @@ def run(engine: Engine, test: Test, **changes: Any) -> None:
         runner.run(main())
 
 
-def test_sequence_request_continues_at_last_offset(sequence_engine: Engine) -> None:
-    async def test(_: Sequences, room: SequenceStore, model: TokenModel) -> None:
-        for begin, end, offset, turn in (
-            (0, 2, None, SequenceRef(5, start=True)),
-            (2, 3, None, SequenceRef(5)),
-            (3, 5, 3, SequenceRef(5)),
-            (5, 6, None, SequenceRef(5, end=True)),
-        ):
-            found = await ask(room, model, IDS[begin:end], turn, offset)
-            assert found == await stateless(sequence_engine, model, IDS[begin:end], begin)
-            running = {} if turn.end else {("gpt", 1, 5): [end]}
-            assert (where(room), open_now(sequence_engine)) == (running, len(running))
-
-    run(sequence_engine, test)
-
-
 def test_sequence_start_resets_the_offset(sequence_engine: Engine) -> None:
     async def test(_: Sequences, room: SequenceStore, model: TokenModel) -> None:
         for offset, rows in ((3, 1), (4, 2), (0, 1), ([1, 2], 2)):
@@ -115,7 +96,7 @@ def test_sequence_ids_are_separate_per_model_version(sequence_engine: Engine) ->
 
     async def test(_: Sequences, room: SequenceStore, __: TokenModel) -> None:
         for length, model in enumerate(models, 1):
-            await ask(room, model, IDS[:length], SequenceRef(5, start=True))
+            await ask(room, model, [1] * length, SequenceRef(5, start=True))
         assert where(room) == {("bert", 1, 5): [1], ("bert", 2, 5): [2], ("gpt", 1, 5): [3]}
 
     run(sequence_engine, test, max_stream_sequence_rows=6)
@@ -135,15 +116,10 @@ def test_padding_and_positions_advance_sequence_rows(sequence_engine: Engine) ->
 
 
 REFUSED: list[tuple[Any, SequenceRef, Any, type[PreblockError], str]] = [
-    ([1], SequenceRef(6), None, Invalid, "parameters.sequence_id 6 does not run on gpt version 1; "),
     ([1], SequenceRef("5"), None, Invalid, "parameters.sequence_id '5' does not run on gpt version 1"),
-    ([[1], [2]], SequenceRef(5), None, Invalid, "input_ids: got 2 rows, expected one row, as are running"),
-    ([1], SequenceRef(5), 3, Conflict, "offset[0]: got 3, expected 4, the offset of this row"),
     ([1], SequenceRef(5), [4, 4], Invalid, "offset: got 2 values"),
     ([7], SequenceRef(5, end=True), None, Invalid, "input_ids[0][0]: got 7, expected 0 to 6"),
-    ([7], SequenceRef(5), None, Invalid, "input_ids[0][0]: got 7, expected 0 to 6"),
     ([7], SequenceRef(5, start=True), None, Invalid, "input_ids[0][0]: got 7, expected 0 to 6"),
-    ([1, 2, 3], SequenceRef(5), None, Invalid, "offset[0] + tokens: got 4 + 3 = 7"),
     ([1], SequenceRef(5, start=True), 7, Invalid, "offset: got 7, expected 0 to 6"),
     ([1], SequenceRef(5, start=True), [0, 0], Invalid, "offset: got 2 values"),
     ([[1]] * 5, SequenceRef(5, start=True), None, Unavailable, "input_ids: 4 rows beside 1 that run exceed"),
@@ -259,14 +235,3 @@ def test_cancelled_request_leaves_no_sequence(sequence_engine: Engine) -> None:
         assert (where(room), sequences.rows, open_now(sequence_engine)) == ({}, 0, 0)
 
     run(sequence_engine, test)
-
-
-def test_shared_sequences_need_a_single_worker(sequence_engine: Engine) -> None:
-    async def test(sequences: Sequences, room: SequenceStore, model: TokenModel) -> None:
-        message = "parameters.sequence_id needs a single worker: any of the 2 workers here may get the next request"
-        for turn in (SequenceRef("a", start=True), SequenceRef("a")):
-            with pytest.raises(Invalid, match=message):
-                await ask(sequences.shared_store, model, [1], turn)
-        await ask(room, model, [1], SequenceRef("a", start=True))
-
-    run(sequence_engine, test, workers=2)

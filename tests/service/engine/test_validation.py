@@ -45,26 +45,13 @@ def test_requests_at_limits_are_accepted(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "field", "got"),
     [
-        ({"input_ids": [[0, 11]]}, "input_ids[0][1]", "11"),
-        ({"input_ids": [[0], [1, -1]]}, "input_ids[1][1]", "-1"),
         ({"input_ids": [LARGEST]}, "input_ids[0]", f"{LARGEST}"),
-        ({"input_ids": [0], "token_type_ids": [2]}, "token_type_ids[0]", "2"),
-        ({"input_ids": [0], "token_type_ids": [-1]}, "token_type_ids[0]", "-1"),
-        ({"input_ids": [0], "token_type_ids": [[0], [0]]}, "token_type_ids", "2 rows"),
         ({"input_ids": [[0, 0], [0]], "token_type_ids": [[0], [0, 0]]}, "token_type_ids[0]", "1 values"),
         ({"input_ids": [0], "attention_mask": [2]}, "attention_mask[0]", "2"),
-        ({"input_ids": [0], "position_ids": [8]}, "position_ids[0]", "8"),
-        ({"input_ids": [0], "position_ids": [-1]}, "position_ids[0]", "-1"),
         ({"input_ids": [0], "position_ids": [0, 1]}, "position_ids[0]", "2 values"),
-        ({"input_ids": [0], "offset": -1}, "offset[0]", "-1"),
         ({"input_ids": [[0], [0]], "offset": [0, SMALLEST]}, "offset[1]", f"{SMALLEST}"),
-        ({"input_ids": [0], "offset": 8}, "offset[0] + tokens", "8 + 1 = 9"),
-        ({"input_ids": [[0], [0, 0]], "offset": 7}, "offset[1] + tokens", "7 + 2 = 9"),
-        ({"input_ids": [0], "offset": LARGEST}, "offset[0] + tokens", f"{LARGEST} + 1 = {LARGEST + 1}"),
         ({"input_ids": [0, 0], "attention_mask": [1, 0], "offset": 8}, "offset[0] + tokens", "8 + 1 = 9"),
         ({"input_ids": [0, 0], "attention_mask": [0, 0], "offset": 9}, "offset[0] + tokens", "9 + 0 = 9"),
-        ({"input_ids": [[0], [0], [0]], "offset": [0, 0]}, "offset", "2 values"),
-        ({"input_ids": [0], "dtype": "int8"}, "dtype", "int8"),
     ],
 )
 def test_request_beyond_limit_is_rejected(fields: dict[str, Any], field: str, got: str) -> None:
