@@ -10,9 +10,3 @@ import pytest
 def weighty_copy(weighty_repository: Path, tmp_path: Path) -> Path:
     """A copy of an artifact with a data file, to break."""
     return shutil.copytree(weighty_repository, tmp_path / "root") / "gpt" / "1"
-
-
-@pytest.fixture
-def bert_copy(tiny_repository: Path, tmp_path: Path) -> Path:
-    """A copy of an artifact with segments, to break."""
-    return shutil.copytree(tiny_repository / "bert" / "1", tmp_path / "root" / "gpt" / "1")

@@ -240,10 +240,3 @@ def test_file_that_cannot_be_read_is_rejected(tmp_path: Path) -> None:
             (tmp_path / "ids.npy").write_bytes(content)
         with pytest.raises(Invalid, match=r"^table_warm_up_file \S+/ids\.npy cannot be read: \S"):
             read_token_ids(tmp_path / "ids.npy")
-
-
-def test_ids_of_a_file_are_read(tmp_path: Path) -> None:
-    ids = np.arange(6).reshape(2, 3)
-    np.save(tmp_path / "ids.npy", ids)
-    assert np.array_equal(read_token_ids(tmp_path / "ids.npy"), ids)  # type: ignore[arg-type]
-    assert read_token_ids(None) is None

@@ -27,7 +27,7 @@ from preblock.service.runtime.providers import (
     choose_provider,
     cuda_unavailable_reason,
 )
-from preblock.service.runtime.runner import Feeds, Float32
+from preblock.service.runtime.runner import Feeds
 from preblock.service.runtime.session import CudaSession, Session
 from tests.support.artifacts import STORED
 
@@ -38,22 +38,6 @@ def test_import_starts_no_telemetry(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import preblock.service.runtime.session"]
     subprocess.run(command, env=kept | {"TMPDIR": str(tmp_path)}, check=True)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_session_adds_rows_of_its_tables(tiny_repository: Path, tiny_tables: dict[str, NDArray[np.float32]]) -> None:
-    session = Session(tiny_repository / "gpt" / "1")
-    vectors = session.run({"input_ids": np.array([[1, 2], [3, 4]]), "offset": np.array([0, 4])})["embeddings"]
-    expected = tiny_tables["tokens"][[[1, 2], [3, 4]]] + tiny_tables["positions"][[[0, 1], [4, 5]]]
-    assert vectors.tobytes() == expected.tobytes()
-    assert vectors.dtype == np.float32
-
-
-def test_thread_count_does_not_change_results(model_repository: Path) -> None:
-    ids = np.random.default_rng(0).integers(0, 30000, (8, 512))
-    feeds = {"input_ids": ids, "offset": np.array([0]), "token_type_ids": np.zeros_like(ids)}
-    folder = model_repository / "minilm" / "1"
-    one, many = (Session(folder, threads=count).run(feeds)["embeddings"] for count in (1, 4))
-    assert many.tobytes() == one.tobytes()
 
 
 def test_missing_file_is_rejected(tiny_repository: Path, tmp_path: Path) -> None:
@@ -116,20 +100,6 @@ def test_cuda_session_with_io_binding_equals_plain_run(model_repository: Path, m
         expected, found = plain.run(feeds), bound.run(feeds)
         assert found.keys() == expected.keys()
         assert all(found[name].tobytes() == values.tobytes() for name, values in expected.items())
-
-
-class Recording(CudaSession):
-    """Notes how many tokens it is run for."""
-
-    def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Float32]:
-        self.sizes = [*getattr(self, "sizes", ()), feeds["input_ids"].size]
-        return super().run(feeds, outputs)
-
-
-def test_gpu_warm_up_covers_sizes_up_to_one_batch(model_repository: Path) -> None:
-    session = Recording(model_repository / "minilm/1", CPU)
-    session.warm_up(feeds_of(session, 1, 1))
-    assert session.sizes == [1, 2, 16, 128, 1024]
 
 
 class Meeting(CudaSession):
