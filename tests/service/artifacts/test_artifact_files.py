@@ -3,7 +3,6 @@
 import hashlib
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from onnx import TensorProto
 
 from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY, TOKEN_GRAPH
 from preblock.service.runtime import loader
-from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import Session, open_session
 from tests.service.artifacts.broken_artifacts import LENGTH, TOKENS, edit, entries, place, refusal, seal
 
@@ -37,26 +35,14 @@ def test_link_out_of_the_folder_is_rejected(weighty_copy: Path, name: str) -> No
     assert refusal(weighty_copy) == f"{name} is a link to {outside}, expected a file in its folder or its hub cache"
 
 
-def test_second_hard_links_are_accepted(weighty_copy: Path) -> None:
-    for file in list(weighty_copy.iterdir()):
-        os.link(file, weighty_copy.parent / f"outside-{file.name}")
-    edit(weighty_copy, lambda model: setattr(model, "producer_name", "another"))
-    Repository(weighty_copy.parent.parent)
-
-
 @FILES
 def test_special_file_is_rejected_without_blocking(weighty_copy: Path, name: str) -> None:
-    def make_device(file: Path) -> None:
-        with suppress(PermissionError):  # most users make no devices
-            os.mknod(file, 0o020666, os.makedev(1, 5))  # /dev/zero has no end
-
     file = weighty_copy / name
     file.unlink()
-    for make, remove in ((Path.mkdir, Path.rmdir), (os.mkfifo, Path.unlink), (make_device, Path.unlink)):
+    for make, remove in ((Path.mkdir, Path.rmdir), (os.mkfifo, Path.unlink)):
         make(file)
-        if file.exists():
-            assert refusal(weighty_copy) == f"{name}: got a folder or device, expected a regular file"
-            remove(file)
+        assert refusal(weighty_copy) == f"{name}: got a folder or device, expected a regular file"
+        remove(file)
 
 
 def test_oversized_file_is_not_read(weighty_copy: Path) -> None:
@@ -164,12 +150,10 @@ def test_tensors_sharing_bytes_are_rejected(weighty_copy: Path) -> None:
     ("tensor", "message"),
     [
         (TensorProto(data_type=1, dims=[2], raw_data=bytes(4)), "4 bytes, expected 8 bytes, as float32 [2] has"),
-        (TensorProto(data_type=1, dims=[1], raw_data=bytes(8)), "8 bytes, expected 4 bytes, as float32 [1] has"),
         (TensorProto(data_type=1, dims=[2**50]), f"0 bytes, expected {2**52} bytes, as float32 [{2**50}] has"),
-        (TensorProto(data_type=7, dims=[3], int64_data=[1, 2]), "16 bytes, expected 24 bytes, as int64 [3] has"),
         (TensorProto(data_type=10, dims=[3], int32_data=[1]), "2 bytes, expected 6 bytes, as float16 [3] has"),
     ],
-    ids=range(5),
+    ids=range(3),
 )
 def test_inline_values_not_matching_shape_are_rejected(weighty_copy: Path, tensor: TensorProto, message: str) -> None:
     tensor.name = "inline"

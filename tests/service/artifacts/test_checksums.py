@@ -60,16 +60,6 @@ def plant(folder: Path, content: str) -> None:
 
 
 @pytest.mark.usefixtures("later")
-def test_hash_cache_key_is_file_stat(folder: Path, file: Path) -> None:
-    known = Checksums(folder)
-    assert ask(known, file) == sum_of(b"content")
-    known.save()
-    assert json.loads((folder / CACHE_FILE).read_text()) == {key_of(file): sum_of(b"content")}
-    assert (folder.stat().st_mode & 0o777, (folder / CACHE_FILE).stat().st_mode & 0o777) == (0o700, 0o600)
-    assert list(folder.iterdir()) == [folder / CACHE_FILE]
-
-
-@pytest.mark.usefixtures("later")
 def test_change_with_same_size_and_mtime_is_detected(folder: Path, file: Path) -> None:
     known = Checksums(folder)
     ask(known, file)
@@ -199,6 +189,7 @@ def test_repository_files_are_hashed_once(weighty_repository: Path, folder: Path
     Repository(weighty_repository, cache=folder)
     known = {key_of(artifact / name): described["sha256"] for name, described in files.items()}
     assert json.loads((folder / CACHE_FILE).read_text()) == known
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder / CACHE_FILE)] == [0o700, 0o600]
     plant(folder, json.dumps(known | {key_of(artifact / DATA): FALSE}))
     with pytest.raises(ArtifactError, match=f"^gpt/1/{DATA}: got sha256 {FALSE[:12]}…"):
         Repository(weighty_repository, cache=folder)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from preblock.service.artifacts.io import read, write
 from preblock.service.artifacts.manifest import Manifest
@@ -29,11 +28,8 @@ def edit(file: Path, **values: Any) -> None:
 @pytest.mark.parametrize(("schema", "name"), [(Manifest, MANIFEST), (ParityReport, PARITY)])
 def test_record_round_trips_with_same_bytes(folder: Path, schema: Any, name: str) -> None:
     before = (folder / name).read_bytes()
-    record = read(schema, folder / name)
-    write(record, folder / name)
+    write(read(schema, folder / name), folder / name)
     assert (folder / name).read_bytes() == before
-    with pytest.raises(ValidationError, match="frozen"):
-        record.files = {}
 
 
 @pytest.mark.parametrize(
@@ -41,9 +37,6 @@ def test_record_round_trips_with_same_bytes(folder: Path, schema: Any, name: str
     [
         ({"schema_version": 1}, "schema_version", "1"),
         ({"vocab_size": 0}, "vocab_size", "0"),
-        ({"indices": {"langs": 0}}, "indices.langs", "0"),
-        ({"width": "x"}, "width", "x"),
-        ({"max_len": -1}, "max_len", "-1"),
         ({"dtype": "float64"}, "dtype", "float64"),
         ({"more": 1}, "more", "1"),
         ({"front_end": {"steps": 1}}, "front_end", "{'steps': 1}"),
@@ -51,7 +44,6 @@ def test_record_round_trips_with_same_bytes(folder: Path, schema: Any, name: str
         ({"front_end": {"steps": [{"kind": "scale"}]}}, "front_end", "{'steps': [{'kind': 'scale'}]}"),
         ({"graphs": {GRAPH: {"inputs": [{"name": "x"}], "outputs": []}}}, f"graphs.{GRAPH}.inputs.0.dtype", "nothing"),
         ({"files": {"a": {"sha256": "x", "bytes": 1}}}, "files.a.sha256", "x"),
-        ({"source": {"kind": "web"}}, "source.kind", "web"),
     ],
 )
 def test_manifest_with_invalid_field_is_rejected(folder: Path, values: Any, field: str, got: str) -> None:
@@ -59,13 +51,6 @@ def test_manifest_with_invalid_field_is_rejected(folder: Path, values: Any, fiel
     with pytest.raises(ArtifactError) as refused:
         read(Manifest, folder / MANIFEST)
     assert (refused.value.field, refused.value.got) == (f"{MANIFEST} {field}", got)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff"])
-def test_parity_file_without_json_object_is_rejected(folder: Path, content: bytes) -> None:
-    (folder / PARITY).write_bytes(content)
-    with pytest.raises(ArtifactError, match=r"^parity\.json: got "):
-        read(ParityReport, folder / PARITY)
 
 
 @pytest.mark.parametrize(

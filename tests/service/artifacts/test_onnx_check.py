@@ -228,12 +228,10 @@ def test_onnx_subset_has_every_field_with_tensors() -> None:
             change_table(width=32),
             "ngram_tables.0: got 240 rows of 32 float32 from byte 1584, expected a table of ngrams.onnx",
         ),
-        (change_table(dtype="float16"), "ngram_tables.0: got 240 rows of 16 float16 from byte 1584, expected a table"),
         (change_part(begin=10**9), "ngram_tables.0: got 240 rows of 16 float32 from byte 1000000000, expected a table"),
         (change_part(begin=-1), "ngram_tables.0.parts.0.begin: got -1, expected"),
         (change_part(rows=241), "ngram_tables.0.parts: got "),
         (change_part(file="/etc/passwd"), "ngram_tables.0.parts: got "),
-        (change_table(parts=[]), "ngram_tables.0.parts: got (), expected one part of 240 rows in model.onnx.data"),
     ],
 )
 def test_table_inconsistent_with_graph_is_rejected(

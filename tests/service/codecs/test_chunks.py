@@ -16,7 +16,6 @@ from preblock.service.codecs.chunks import (
     Base64Chunks,
     JsonFloats,
     body_chunks,
-    body_size,
     join,
     raw_bytes,
 )
@@ -81,9 +80,3 @@ def test_json_floats_of_parts_equal_json_of_whole(dtype: str) -> None:
         numbers = JsonFloats(ChunkedTensor(shape, dtype, iter(np.split(vectors, list(cuts)))), shape)
         whole = orjson.dumps(values.astype(np.float32), option=orjson.OPT_SERIALIZE_NUMPY)
         assert join([b"<", numbers, b">"]) == b"<" + whole + b">"
-
-
-def test_size_of_unwritten_chunks_is_none() -> None:
-    numbers = JsonFloats(ChunkedTensor((1,), "float32", iter(())), (1,))
-    assert body_size([b"abc", Base64Chunks((b"abc",))]) == 7
-    assert body_size([b"abc", numbers]) is None

@@ -43,16 +43,6 @@ def step_of(message: DecodeMessage) -> TokenRequest:
     return message.operation
 
 
-def test_step_frame_has_ids_and_lengths() -> None:
-    for ids, lengths in (([1], [1]), ([1, -2, 2**63 - 1], [3]), ([1, 2, 3], [1, 0, 2]), ([], []), ([], [0])):
-        message = read_frame(step(ids, lengths, 2**32 - 1))
-        read = step_of(message)
-        assert message.number == 2**32 - 1
-        assert (read.input_ids.values.tolist(), read.input_ids.lengths.tolist()) == (ids, lengths)
-        assert read.input_ids.values.dtype == read.input_ids.lengths.dtype == np.int64
-        assert (read.offset, read.position_ids, read.attention_mask, read.indices) == (None, None, None, {})
-
-
 @pytest.mark.parametrize("flags", range(8))
 def test_step_has_parts_selected_by_flags(flags: int) -> None:
     for further in range(4):
@@ -81,12 +71,6 @@ def test_step_has_positions_of_three_axes() -> None:
         read_frame(frame_of(1, 16, 9, 2, 2, body), INDICES)
 
 
-def test_unsupported_step_flags_are_rejected() -> None:
-    for flags in (8, 128, 1 << 10, 1 << 15):
-        with pytest.raises(Invalid, match=rf"got {flags}, 0 and 000000, expected flags 823 and 0 in a step$"):
-            read_frame(frame_of(1, flags, 0, 1, 1, bytes(8) + b"\1\0\0\0"), INDICES)
-
-
 def test_every_operation_has_a_frame_kind() -> None:
     operations: list[tuple[int, list[int] | None, type[Operation]]] = [
         (4, [5, -1], RewindOp),
@@ -109,12 +93,6 @@ def test_every_operation_has_a_frame_kind() -> None:
         for flags, rows, tokens, body in wrong + ([(0, 1, 0, bytes(8))] if values is None else []):
             with pytest.raises(PreblockError):
                 read_frame(frame_of(kind, flags, 3, rows, tokens, body))
-
-
-def test_repeated_frame_has_equal_digest() -> None:
-    assert read_frame(step([1], [1], 5)).digest == read_frame(step([1], [1], 5)).digest != b""
-    assert read_frame(step([1], [1], 5)).digest != read_frame(step([2], [1], 5)).digest
-    assert read_frame(step([1], [1], 0)).digest == b""
 
 
 def test_changed_header_byte_is_rejected_or_changes_number() -> None:
@@ -140,12 +118,6 @@ def test_lengths_not_matching_ids_are_rejected() -> None:
     for ids, lengths in (([1], [2]), ([1, 2], [1, 2]), ([1], [0]), ([1, 2], [2**32 - 1, 3])):
         with pytest.raises(PreblockError, match=r"^lengths: got "):
             read_frame(step(ids, lengths))
-
-
-def test_number_of_broken_frame_is_read() -> None:
-    broken = b"PRBK\2" + bytes(3) + b"\1\2\0\0"
-    for frame, number in ((b"", 0), (bytes(23), 0), (b"x" * 8 + b"\1\2\0\0" + b"x" * 12, 513), (broken, 0)):
-        assert read_number(frame) == number
 
 
 def test_frames_hold_contexts_behind_offsets() -> None:

@@ -17,10 +17,9 @@ from preblock.service.codecs.native_json import (
     has_more_values,
     read_embed,
     read_json,
-    read_query,
     write_json,
 )
-from preblock.service.core.errors import Invalid, Malformed, TooLarge
+from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.types import EmbedResult
 
 
@@ -28,21 +27,6 @@ def answer(vectors: NDArray[Any]) -> EmbedResult:
     ends = np.array([len(vectors)])
     tensors = {"embeddings": vectors[None]}
     return EmbedResult(model="m", version=3, dtype=vectors.dtype.name, tensors=tensors, lengths=ends, next_offset=ends)
-
-
-def test_query_values_are_json() -> None:
-    for text, value in (("5", 5), ("[1,2]", [1, 2]), ("[[0,1]]", [[0, 1]]), ("-1", -1), ('"x"', "x"), (" 5 ", 5)):
-        assert read_query({"offset": text}) == {"offset": value}
-    for text in ("", "x", "[1", "1,2", "\ud800", "NaN"):
-        with pytest.raises(Malformed, match=r"^offset: got "):
-            read_query({"offset": text})
-    assert read_query({"dtype": "float16", "encoding": "[1]"}) == {"dtype": "float16", "encoding": "[1]"}
-
-
-def test_body_without_json_object_is_rejected() -> None:
-    for body in (b"", b"1", b"[]", b"null", b'"x"', b"{", b"\xff"):
-        with pytest.raises(Malformed, match="expected a JSON object"):
-            read_json(body)
 
 
 def test_json_holds_every_value_exactly() -> None:
@@ -77,17 +61,13 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input_ids": ROW[0], "lengths": [1, 1]}, "lengths", "2 tokens in all"),
     ({"input_ids": ROW[0], "lengths": [0, 3]}, "lengths[0]", "0"),
     ({"input_ids": ROW[0], "lengths": [4, -1]}, "lengths[0]", "4"),
-    ({"input_ids": ROW[0], "lengths": [3] * 2**10}, "lengths", "3072 tokens in all"),
     ({"input_ids": ROW[0], "lengths": [2**63]}, "lengths[0]", f"{2**63}"),
     ({"input_ids": ROW[0], "lengths": 3}, "lengths", "3"),
     ({"input_ids": ROW[0], "lengths": []}, "lengths", "[]"),
-    ({"input_ids": ROW[0], "lengths": ROW}, "lengths shape", "(1, 3)"),
     ({"input_ids": ROW[0], "lengths": ROW[0] * 1.0}, "lengths dtype", "float64"),
     ({"input_ids": ROW, "offset": ROW}, "offset shape", "(1, 3)"),
     ({"input_ids": ROW, "offset": ROW[0] == 1}, "offset dtype", "bool"),
     ({"input_ids": ROW, "dtype": ROW}, "dtype", "a tensor"),
-    ({"input_ids": ROW, "nope": ROW}, "field", "nope"),
-    ({"position_ids": ROW}, "input_ids", "nothing"),
 ]
 
 

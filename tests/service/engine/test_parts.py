@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import PartsRequest, RowPart, TokenRequest, TokenRows
-from preblock.service.engine.parts import assemble, place_vectors, vectors_of_outputs
+from preblock.service.core.types import PartsRequest, RowPart
+from preblock.service.engine.parts import assemble, place_vectors
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.repository import Repository
 
@@ -42,11 +42,6 @@ def test_vectors_enter_only_known_steps(model: TokenModel, front_end: dict[str, 
     unknown = changed(model, front_end=None if front_end is None else (model.manifest.front_end or {}) | front_end)
     with pytest.raises(Invalid, match="output embeddings of this model cannot be computed from given vectors"):
         assemble(request(), unknown, 4)
-
-
-def test_request_without_vectors_has_none_to_place(model: TokenModel) -> None:
-    ids = TokenRequest(input_ids=TokenRows(np.array([1, 2]), np.array([2])))
-    assert vectors_of_outputs(ids, model, ["embeddings"]) == {}
 
 
 def test_vectors_are_placed_in_a_copy_of_a_read_only_array() -> None:

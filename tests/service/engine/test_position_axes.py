@@ -228,27 +228,6 @@ def step_fields(part: slice, is_stated: bool) -> dict[str, Any]:
     return {"input_ids": STREAM_IDS[:, part], **positions}
 
 
-def test_stream_continues_after_the_largest_position(axes_client: Client, stream_cos: NDArray[np.float32]) -> None:
-    with axes_client.decode(MODEL, output="rotary_cos") as stream:
-        for part, stated, offset in STEPS:
-            fields = step_fields(part, stated)
-            found = stream.step(fields["input_ids"], position_ids=fields.get("position_ids"))
-            assert_close(found[0], stream_cos[part])
-            assert stream.offset == offset
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_sequence_continues_after_the_largest_position(
-    axes_server: Server, stream_cos: NDArray[np.float32], protocol: str
-) -> None:
-    for part, stated, offset in STEPS:
-        turn = {"sequence_id": 7, "sequence_start": part is TEXT, "sequence_end": part is REST}
-        answer = infer(axes_server, protocol, step_fields(part, stated), **turn)
-        assert answer.as_numpy("position_delta").tolist() == [0]
-        assert_close(answer.as_numpy("rotary_cos")[0], stream_cos[part])
-        assert answer.as_numpy("next_offset").tolist() == offset
-
-
 def stream_lines(server: Server, content: str, **headers: str) -> list[dict[str, Any]]:
     """Return the documents with cosines of a stream over HTTP."""
     address = f"{server.address}/models/{MODEL}/decode?output=rotary_cos&encoding=float"

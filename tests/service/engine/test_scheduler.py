@@ -95,19 +95,6 @@ def test_cancelled_chunk_frees_its_place_in_the_queue(scheduler: Scheduler) -> N
     asyncio.run(scenario())
 
 
-def test_close_waits_for_running_work() -> None:
-    async def scenario() -> bool:
-        scheduler, gate = Scheduler(1, live_settings()), threading.Event()
-        task = asyncio.create_task(scheduler.run(LARGE, gate.wait))
-        await asyncio.sleep(0)
-        threading.Timer(0.05, gate.set).start()
-        scheduler.close()
-        assert gate.is_set()
-        return await task
-
-    assert asyncio.run(scenario())
-
-
 def doubled(runs: list[list[int]]) -> Callable[[list[int]], list[int]]:
     """Return a function to double its members; it notes each run, and fails on a 0."""
 

@@ -17,7 +17,7 @@ import pytest
 from preblock.service.artifacts.checksums import Checksums
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.names import DATA, GRAPH, SOFT_PROMPTS
-from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
+from preblock.service.core.errors import ArtifactError, NotFound, Unavailable
 from preblock.service.runtime.loader import ModelLoader
 from preblock.service.runtime.model import ServedModel
 from preblock.service.runtime.model_control import ModelControl
@@ -193,12 +193,6 @@ def test_other_models_change_while_one_lacks_memory(root: Path) -> None:
         following.cancel()
 
     asyncio.run(asyncio.wait_for(change(), 60))
-
-
-def test_model_change_requires_explicit_mode(root: Path) -> None:
-    control = ModelControl(Repository(root), "poll", 1)
-    with pytest.raises(Forbidden, match="by request: model_control is poll, not explicit"):
-        asyncio.run(control.unload("gpt"))
 
 
 @pytest.mark.parametrize("shared", [False, True])

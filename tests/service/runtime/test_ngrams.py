@@ -5,7 +5,6 @@ Oracles: onnxruntime for row ids, ml_dtypes and NumPy for rows and scales.
 
 import io
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from preblock.service.artifacts.manifest import Manifest, NgramHash, NgramTable,
 from preblock.service.artifacts.names import DATA
 from preblock.service.core.errors import ArtifactError, Invalid
 from preblock.service.core.types import Int64
-from preblock.service.runtime.fused_embedding import BUILT
 from preblock.service.runtime.ngram_ids import open_ngram_ids
 from preblock.service.runtime.ngram_rows import NgramRows, open_ngram_rows
 from preblock.service.runtime.runner import Feeds
@@ -122,15 +120,6 @@ def test_graph_with_ids_beyond_the_table_is_an_error(folder: Path, manifest: Man
         open_rows(folder, manifest, first, short).run(FEEDS, ["ngram_embeddings"])
 
 
-@pytest.mark.skipif(not BUILT, reason="_stored_rows.c was not built")
-def test_shorter_data_file_is_an_error(manifest: Manifest, tmp_path: Path) -> None:
-    folder = copy_artifact("ngrams", tmp_path)
-    rows = open_rows(folder, manifest)
-    os.truncate(folder / DATA, 100)
-    with pytest.raises(ArtifactError, match="a table of ngram_embeddings is broken: table: got a file that has become"):
-        rows.run(FEEDS, ["ngram_embeddings"])
-
-
 @pytest.fixture(scope="module")
 def graph(folder: Path) -> Session:
     return Session(folder, graph="ngram.ids.onnx")
@@ -145,11 +134,9 @@ FACTORS, ROWS = ((3, 5, 7), (9, 11, 13)), (((53, 59), (61, 67)), ((71, 73), (79,
         (FACTORS, ROWS, "ngram_hash: the hash gives other row ids than ngram.ids.onnx$"),
         (FACTORS[:1], ROWS, r"ngram_hash: got factors of \[3\] ids and rows of \[3, 3\] ids, expected 3 ids"),
         (((3, 5), (9, 11)), ROWS, r"ngram_hash: got factors of \[2, 2\] ids and rows of \[3, 3\] ids, expected 3"),
-        (FACTORS, (ROWS[0], ROWS[1][:1]), r"ngram_hash: got factors of \[3, 3\] ids and rows of \[3, 2\] ids"),
         (FACTORS, (ROWS[0], ((71, 73), (79,))), r"ngram_hash: got heads of \[1, 2\] rows, expected one number"),
         (FACTORS, (((), ()), ((), ())), r"ngram_hash: got heads of \[0\] rows, expected one number"),
         (None, None, "ngram_hash: got nothing, expected the hash of ngram.ids.onnx, since there are ngram_tables$"),
-        ((), (), r"ngram_hash: got factors of \[\] ids and rows of \[\] ids, expected 3 ids"),
         (((3, 5, 2**63), FACTORS[1]), ROWS, rf"ngram_hash: got {2**63}, expected 1 to {2**63 - 1}"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY
 from preblock.service.core.auth import Authenticator, new_key, read_keys
-from preblock.service.core.errors import ArtifactError, Forbidden, Invalid, NotFound, Unavailable
+from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
 from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.repository import Repository
 from tests.support.artifacts import copy_artifact, make_repository
@@ -31,6 +31,13 @@ def test_highest_version_is_the_default(root: Path) -> None:
     assert repository.versions("bert") == [1, 10]
     assert [(model.name, model.version) for model in repository.all()] == [("bert", 1), ("bert", 10), ("gpt", 1)]
     assert {name: model.version for name, model in repository.newest().items()} == {"bert": 10, "gpt": 1}
+
+
+def test_version_in_another_spelling_is_not_found(tiny_repository: Path) -> None:
+    repository = Repository(tiny_repository)
+    for version in ("1\n", "../bert/1", "\u0661", "9" * 5000):  # the third one is a digit in Arabic
+        with pytest.raises(NotFound, match=r"^version: got "):
+            repository.get("bert", version)
 
 
 @pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, DATA])
@@ -62,21 +69,6 @@ def test_model_folder_with_wrong_name_is_skipped(root: Path, caplog: pytest.LogC
 
 
 ALIASES = {"embeddings": "bert", "words": "gpt"}
-
-
-@pytest.mark.parametrize(
-    ("aliases", "message"),
-    [
-        ({"gpt": "bert"}, "the alias gpt of bert is the name of another model of the repository {root}"),
-        ({"gpt": "gpt"}, "the alias gpt of gpt is the name of another model of the repository {root}"),
-        ({"words": "nope"}, "alias words: the repository {root} has no model nope; it has bert, gpt"),
-        ({"words": "gpt", "more": "words"}, "alias more: the repository {root} has no model words; it has bert, gpt"),
-    ],
-)
-def test_invalid_alias_is_rejected(tiny_repository: Path, aliases: dict[str, str], message: str) -> None:
-    with pytest.raises(Invalid) as refused:
-        Repository(tiny_repository, aliases=aliases).check_aliases()
-    assert str(refused.value) == message.format(root=tiny_repository)
 
 
 def test_alias_keeps_its_model_across_folder_changes(tmp_path: Path) -> None:

@@ -1,67 +1,51 @@
 """The generated messages, and requests with raw contents as views. Oracles: tritonclient's messages, protoc, protobuf.
 
-Our messages and theirs register the same names, and a process can hold a name only once. So each runs in its own.
+Our messages and theirs register the same names, and a process can hold a name only once. So ours are in another one.
 """
 
-import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from tritonclient.grpc import model_config_pb2, service_pb2
 
 from tests.support.paths import ROOT
 
-DESCRIBE = """
-import json
-from {module} import DESCRIPTOR
 
-def fields(message, prefix=""):
-    name = prefix + message.name
-    yield name, {{
-        field.name: [
-            field.number, field.type, field.is_repeated,
-            field.containing_oneof and field.containing_oneof.name, field.message_type and field.message_type.full_name,
-            field.enum_type and {{value.name: value.number for value in field.enum_type.values}},
-        ]
-        for field in message.fields
-    }}
-    for nested in message.nested_types:
-        yield from fields(nested, name + ".")
-
-print(json.dumps({{
-    "package": DESCRIPTOR.package,
-    "messages": dict(
-        pair for file in (DESCRIPTOR, *DESCRIPTOR.dependencies)
-        for message in file.message_types_by_name.values() for pair in fields(message)
-    ),
-    "methods": {{
-        method.full_name: [method.input_type.full_name, method.output_type.full_name,
-                           method.client_streaming, method.server_streaming]
-        for service in DESCRIPTOR.services_by_name.values() for method in service.methods
-    }},
-}}))
-"""
+def numbers_of(messages: Iterable[Any], prefix: str = "") -> dict[str, dict[str, Any]]:
+    """Return messages and their enumerations by name, with the numbers and types of their fields, or their values."""
+    found: dict[str, dict[str, Any]] = {}
+    for message in messages:
+        name = prefix + message.name
+        found[name] = {
+            field.name: (field.number, field.type, field.label, field.type_name, field.HasField("oneof_index"))
+            for field in message.field
+        }
+        for kind in message.enum_type:
+            found[f"{name}.{kind.name}"] = {value.name: value.number for value in kind.value}
+        found |= numbers_of(message.nested_type, f"{name}.")
+    return found
 
 
-def describe(module: str) -> Any:
-    """Return the descriptor of `module`, read in a process of its own."""
-    run = subprocess.run([sys.executable, "-c", DESCRIBE.format(module=module)], capture_output=True, check=True)
-    return json.loads(run.stdout)
-
-
-def test_protobuf_module_matches_tritonclient() -> None:
-    ours, theirs = map(describe, ("preblock.service.codecs.v2.open_inference_pb2", "tritonclient.grpc.service_pb2"))
-    assert ours["package"] == theirs["package"] == "inference"
-    assert len(ours["methods"]) == 18
-    assert ours["methods"].items() <= theirs["methods"].items()
-    assert len(ours["messages"]) >= 40
-    lacking = set()
-    for name, fields in ours["messages"].items():
-        assert fields.items() <= theirs["messages"][name].items(), name
-        if theirs["messages"][name].keys() - fields.keys():
-            lacking.add(name)
+def test_protobuf_messages_match_tritonclient(tmp_path: Path) -> None:
+    proto = "preblock/service/codecs/v2/open_inference.proto"
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--descriptor_set_out={tmp_path}/ours", proto]
+    subprocess.run(command, check=True, cwd=ROOT)
+    (ours,) = FileDescriptorSet.FromString((tmp_path / "ours").read_bytes()).file
+    theirs = [FileDescriptorProto.FromString(m.DESCRIPTOR.serialized_pb) for m in (service_pb2, model_config_pb2)]
+    assert {file.package for file in (ours, *theirs)} == {"inference"}
+    (service,) = ours.service
+    assert len(service.method) == 18
+    assert all(method in [*theirs[0].service[0].method] for method in service.method)
+    messages = numbers_of(ours.message_type)
+    known = numbers_of(message for file in theirs for message in file.message_type)
+    assert len(messages) >= 40
+    assert all(numbers.items() <= known[name].items() for name, numbers in messages.items())
+    lacking = {name for name, numbers in messages.items() if known[name].keys() - numbers.keys()}
     # Their missing fields have no meaning for this server.
     assert lacking == {"ModelConfig", "ModelInput", "ModelOutput", "ModelVersionPolicy", "ModelInstanceGroup"}
 
