@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import tritonclient.grpc as triton_grpc
-import tritonclient.http as triton
+import tritonclient.grpc
+import tritonclient.http
 from numpy.typing import NDArray
 from safetensors.numpy import load as read_safetensors
 from safetensors.numpy import save as write_safetensors
@@ -19,6 +19,7 @@ from websockets.sync.client import connect
 import preblock
 from preblock.client.errors import RequestError, ServiceError
 from preblock.client.sync_client import Client
+from tests.clients.test_tritonclient import client_of
 from tests.support.artifacts import copy_artifact
 from tests.support.late import exporter, library_models, torch, transformers
 from tests.support.servers import Server
@@ -37,8 +38,8 @@ STREAM_POSITIONS = np.array(
     [[0, 1, 2, 3, 3, 3, 3, 5, 6], [0, 1, 2, 3, 3, 4, 4, 5, 6], [0, 1, 2, 3, 4, 3, 4, 5, 6]],
 )[:, None]
 TEXT, IMAGE, REST = slice(0, 3), slice(3, 7), slice(7, 9)
-STEPS = ((TEXT, False, [3]), (IMAGE, True, [5]), (REST, False, [7]))
-"""Tokens of each step, whether the step states positions, and the next offsets."""
+STEPS = ((TEXT, [3]), (IMAGE, [5]), (REST, [7]))
+"""Tokens of each step, and the next offsets; only the step with the image states positions."""
 Expected = dict[str, NDArray[np.float32]]
 
 
@@ -170,27 +171,16 @@ def test_binary_answers_state_the_delta(axes_server: Server) -> None:
     assert read_safetensors(answer.raise_for_status().content)["position_delta"].tolist() == [-2, 1]
 
 
-def infer(server: Server, protocol: str, inputs: dict[str, NDArray[np.int64]], **turn: Any) -> Any:
-    """Return the answer of tritonclient."""
-    library: Any = triton if protocol == "http" else triton_grpc
-    address = server.address.removeprefix("http://") if protocol == "http" else server.grpc
-    tensors = [
-        library.InferInput(name, list(values.shape), "INT64").set_data_from_numpy(np.ascontiguousarray(values))
-        for name, values in inputs.items()
-    ]
-    outputs = [library.InferRequestedOutput(name) for name in ("rotary_cos", "next_offset", "position_delta")]
-    with library.InferenceServerClient(address) as client:
-        return client.infer(MODEL, tensors, outputs=outputs, **turn)
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_open_inference_protocol_takes_axes(protocol: str, axes_server: Server, expected: Expected) -> None:
-    inputs = {"input_ids": IDS, "position_ids": POSITIONS, "offset": np.array([2])}
-    answer = infer(axes_server, protocol, inputs)
+@pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
+def test_open_inference_protocol_takes_axes(module: Any, axes_server: Server, expected: Expected) -> None:
+    client = client_of(module, axes_server)
+    outputs = [module.InferRequestedOutput(name) for name in ("rotary_cos", "next_offset", "position_delta")]
+    inputs = client.inputs(input_ids=IDS, position_ids=POSITIONS, offset=[2])
+    answer = client.infer(MODEL, inputs, outputs=outputs)
     assert_close(answer.as_numpy("rotary_cos"), expected["rotary_cos"])
     assert answer.as_numpy("next_offset").tolist() == [7, 7]
     assert answer.as_numpy("position_delta").tolist() == [3 - 7, 6 - 7]
-    plain = infer(axes_server, protocol, {"input_ids": IDS})
+    plain = client.infer(MODEL, client.inputs(input_ids=IDS), outputs=outputs)
     assert plain.as_numpy("position_delta").tolist() == [0, 0]
 
 
@@ -222,12 +212,6 @@ def test_open_inference_protocol_names_a_bad_shape(axes_server: Server) -> None:
     assert "position_ids.shape: got [2, 1, 2], expected [batch, length], or [3, batch, length]" in answer.text
 
 
-def step_fields(part: slice, is_stated: bool) -> dict[str, Any]:
-    """Return ids and perhaps positions of a step."""
-    positions = {"position_ids": STREAM_POSITIONS[:, :, part]} if is_stated else {}
-    return {"input_ids": STREAM_IDS[:, part], **positions}
-
-
 def stream_lines(server: Server, content: str, **headers: str) -> list[dict[str, Any]]:
     """Return the documents with cosines of a stream over HTTP."""
     address = f"{server.address}/models/{MODEL}/decode?output=rotary_cos&encoding=float"
@@ -239,10 +223,11 @@ def stream_lines(server: Server, content: str, **headers: str) -> list[dict[str,
 
 
 def test_lines_continue_after_the_largest_position(axes_server: Server, stream_cos: NDArray[np.float32]) -> None:
-    steps = [step_fields(part, stated) for part, stated, _ in STEPS]
-    body = "".join(json.dumps({name: values.tolist() for name, values in step.items()}) + "\n" for step in steps)
+    steps: list[dict[str, Any]] = [{"input_ids": STREAM_IDS[:, part].tolist()} for part, _ in STEPS]
+    steps[1]["position_ids"] = STREAM_POSITIONS[:, :, IMAGE].tolist()
+    body = "".join(json.dumps(step) + "\n" for step in steps)
     answers = stream_lines(axes_server, body, Content_Type="application/x-ndjson")
-    for (part, _, offset), answer in zip(STEPS, answers, strict=True):
+    for (part, offset), answer in zip(STEPS, answers, strict=True):
         assert_close(answer["rotary_cos"][0], stream_cos[part])
         assert answer["next_offset"] == offset
         assert "position_delta" not in answer

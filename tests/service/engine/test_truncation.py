@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from preblock.service.artifacts.manifest import Manifest
-from preblock.service.core.errors import Invalid
 from preblock.service.core.settings import RequestLimits
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.truncation import truncate
@@ -81,15 +80,6 @@ def test_truncation_keeps_special_tokens(side: str, kept: list[int]) -> None:
     assert found.spans[:, 0].tolist() == [0, kept[1] - 3, kept[2] - 3, 0]
     assert found.special is not None
     assert found.special.tolist() == [True, False, False, True]
-
-
-def test_truncation_to_no_token_is_rejected() -> None:
-    special = np.array([1, 0, 0, 0, 0, 0, 0, 0, 0, 1], np.bool_)
-    for offset, marks, got in ((8, None, "8 + 1 = 9"), (6, special, "6 + 3 = 9")):
-        ids, begin = rows_of([[1] * 10]), np.array([offset])
-        with pytest.raises(Invalid) as refused:
-            check(TokenRequest(input_ids=ids, offset=begin, special=marks, truncate="left"), tiny_manifest(), LIMITS)
-        assert (refused.value.field, refused.value.got) == ("offset[0] + tokens", got)
 
 
 def test_nothing_is_truncated_without_need() -> None:

@@ -153,14 +153,13 @@ VOCABULARY = 99
 ROW_ID = "ngram_row_ids"
 
 
-class Recorded:
-    """Runs the graph of row ids, and keeps the ids."""
+class Recorded(Session):
+    """Keeps the row ids."""
 
-    def __init__(self, folder: Path) -> None:
-        self._graph, self.ids = Session(folder, graph="ngram.ids.onnx"), set[tuple[int, int]]()
+    ids: frozenset[tuple[int, int]] = frozenset()
 
-    def run(self, feeds: Feeds, outputs: Sequence[str], /) -> dict[str, NDArray[Any]]:
-        found = self._graph.run(feeds, outputs)
+    def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+        found = super().run(feeds, outputs)
         self.ids |= pairs_of(found[ROW_ID].view(np.int64))
         return found
 
@@ -170,9 +169,9 @@ def pairs_of(ids: Int64) -> set[tuple[int, int]]:
     return {(layer, int(row)) for layer in range(ids.shape[2]) for row in np.unique(ids[:, :, layer])}
 
 
-def run_warm_up(folder: Path, memory: TableMemory) -> set[tuple[int, int]]:
+def run_warm_up(folder: Path, memory: TableMemory) -> frozenset[tuple[int, int]]:
     """Warm up the tables in `folder`, and return the rows that were read."""
-    manifest, graph = read_manifest(folder), Recorded(folder)
+    manifest, graph = read_manifest(folder), Recorded(folder, graph="ngram.ids.onnx")
     assert isinstance(manifest, Manifest)
     rows = open_ngram_rows(folder, manifest, graph, memory, {})
     warm_up("model ngrams version 1", rows, manifest, memory)

@@ -40,14 +40,6 @@ def test_import_starts_no_telemetry(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_file_is_rejected(tiny_repository: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(tiny_repository / "gpt" / "1", tmp_path / "1")
-    for name in (DATA, GRAPH):
-        (folder / name).unlink()
-        with pytest.raises(ArtifactError, match=f"^{name} is missing$"):
-            Session(folder)
-
-
 def test_invalid_graph_is_rejected_and_logged(
     tiny_repository: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
