@@ -97,10 +97,11 @@ POOLED: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
 
 
 def content_of(tensor: object) -> bytes:
-    """Return the content of a tensor in chunks, after a check of their sizes."""
+    """Return the content of a tensor in chunks, after a check that these are small and few."""
     assert isinstance(tensor, ChunkedTensor)
     parts = list(tensor)
     assert max(part.size for part in parts) <= INLINE_MAX_VALUES
+    assert len(parts) <= 2 + 2 * tensor.nbytes // (INLINE_MAX_VALUES * parts[0].itemsize)
     assert sum(part.nbytes for part in parts) == tensor.nbytes
     return b"".join(part.tobytes() for part in parts)
 

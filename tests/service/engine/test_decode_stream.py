@@ -1,4 +1,4 @@
-"""Streams of steps and other operations. Oracle: one request to the engine."""
+"""Steps of a stream: errors that change nothing, and numbers. tests/service/api/http/streaming asks servers."""
 
 import asyncio
 import re
@@ -9,13 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preblock.service.core.decode_ops import (
-    DecodeMessage,
-    DecodeOptions,
-    Operation,
-    RewindOp,
-)
-from preblock.service.core.errors import ClientFault, Conflict, Invalid, TooLarge, Unavailable
+from preblock.service.core.decode_ops import DecodeMessage, DecodeOptions, Operation, RewindOp
+from preblock.service.core.errors import Conflict, Invalid, Unavailable
 from preblock.service.core.types import EmbedResult, TokenRequest, TokenRows
 from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
@@ -25,7 +20,7 @@ from tests.support.engines import open_engine
 
 @pytest.fixture(scope="module")
 def stream_engine(tiny_repository: Path) -> Iterator[Engine]:
-    with open_engine(tiny_repository, max_request_tokens=6) as engine:
+    with open_engine(tiny_repository) as engine:
         yield engine
 
 
@@ -42,41 +37,35 @@ def array(*values: int) -> Any:
     return np.array(values, np.int64)
 
 
-def stream_of(engine: Engine, name: str = "bert", offset: tuple[int, ...] = (0,), **options: Any) -> DecodeState:
-    wanted = DecodeOptions(offset=array(*offset), **{"rows": len(offset)} | options)
-    return DecodeState(engine, engine.repository.get(name), wanted)
+def stream_of(engine: Engine, name: str = "bert", offset: tuple[int, ...] = (0,)) -> DecodeState:
+    return DecodeState(engine, engine.repository.get(name), DecodeOptions(offset=array(*offset), rows=len(offset)))
 
 
 def do(stream: DecodeState, operation: Operation, number: int = 0, digest: bytes = b"") -> EmbedResult | None:
     return asyncio.run(stream.do(DecodeMessage(operation, number, digest), RequestRecord("decode")))
 
 
-def feed(stream: DecodeState, ids: TokenRows, number: int = 0, digest: bytes = b"", **parts: Any) -> EmbedResult:
-    answer = do(stream, TokenRequest(input_ids=ids, **parts), number, digest)
+def feed(stream: DecodeState, ids: TokenRows, number: int, digest: bytes) -> EmbedResult:
+    answer = do(stream, TokenRequest(input_ids=ids), number, digest)
     assert answer is not None
     return answer
 
 
 @pytest.mark.parametrize(
-    ("step", "kind", "message"),
+    ("ids", "fields", "message"),
     [
-        (TokenRequest(input_ids=rows([], [11])), Invalid, "input_ids[1][0]: got 11, expected 0 to 10"),
-        (TokenRequest(input_ids=rows([], [1] * 6)), Invalid, "offset[1] + tokens: got 3 + 6 = 9, expected at most 8,"),
-        (TokenRequest(input_ids=rows([1] * 4, [1] * 3)), TooLarge, "input_ids: got 7 tokens"),
-        (TokenRequest(input_ids=rows([], [1]), position_ids=rows([1], [])), Invalid, "position_ids[0]: got 1 values"),
-        (
-            TokenRequest(input_ids=rows([], [1]), indices={"token_type_ids": rows([], [2])}),
-            Invalid,
-            "token_type_ids[1][0]: got 2",
-        ),
+        ([11], {}, "input_ids[1][0]: got 11, expected 0 to 10"),
+        ([1] * 6, {}, "offset[1] + tokens: got 3 + 6 = 9, expected at most 8,"),
+        ([1], {"position_ids": rows([1], [])}, "position_ids[0]: got 1 values"),
+        ([1], {"indices": {"token_type_ids": rows([], [2])}}, "token_type_ids[1][0]: got 2"),
     ],
 )
 def test_error_beside_an_empty_row_names_the_place(
-    stream_engine: Engine, step: TokenRequest, kind: type[ClientFault], message: str
+    stream_engine: Engine, ids: list[int], fields: dict[str, Any], message: str
 ) -> None:
     stream = stream_of(stream_engine, offset=(4, 3))
-    with pytest.raises(kind, match="^" + re.escape(message)):
-        do(stream, step)
+    with pytest.raises(Invalid, match="^" + re.escape(message)):
+        do(stream, TokenRequest(input_ids=rows([], ids), **fields))
     assert stream.offset.tolist() == [4, 3]
 
 

@@ -1,4 +1,4 @@
-"""onnxruntime: the provider in use, and the errors of a missing one. Oracle: the raw tables."""
+"""onnxruntime: the provider in use, and the errors of a missing one. Oracle: a run on the CPU."""
 
 import os
 import shutil

@@ -1,6 +1,6 @@
 """The generated messages, and requests with raw contents as views. Oracles: tritonclient's messages, protoc, protobuf.
 
-Our messages and theirs register the same names, and a process can hold a name only once. So ours are in another one.
+Our messages and theirs register the same names, and a process can hold a name only once. So ours have another process.
 """
 
 import subprocess
