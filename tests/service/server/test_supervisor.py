@@ -44,16 +44,6 @@ def block_event_loop(parent: ParentPipe) -> None:
     asyncio.run(serve())
 
 
-def test_worker_stopped_during_start_terminates() -> None:
-    start_forkserver(["preblock.service.server.preload"])  # it ignores SIGTERM
-    for pause in (0, 0.001, 0.01):
-        worker = Worker(sleep)
-        time.sleep(pause)
-        worker.stop()
-        worker.process.join(SECONDS)
-        assert worker.process.exitcode == -signal.SIGKILL
-
-
 def test_worker_stopped_while_it_opens_models_terminates() -> None:
     """The server has its handler of SIGTERM by then, which would wait for the models."""
     start_forkserver(["preblock.service.server.preload"])

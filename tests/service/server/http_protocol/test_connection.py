@@ -1,42 +1,22 @@
 """Connections of HTTP/1.1: pipelining, keep-alive, disconnects, and idle ones."""
 
-import http.client
-import socket
-import struct
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
-from itertools import islice
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from threading import Thread
-from typing import BinaryIO, cast
 
 import httpx
 import numpy as np
 import orjson
 import pytest
-import uvicorn
 
 from preblock.service.app import create_app
 from preblock.service.core.settings import Settings
-from preblock.service.server.http_connection import HttpConnection
 from preblock.service.server.run import configure
-from tests.service.server.http_protocol.requests import VOCABULARY, WIDTH, Ids, raw, v2
+from tests.service.server.http_protocol.requests import WIDTH, raw
 from tests.support.connections import UPGRADE, RawConnection, dial, http_request
 from tests.support.servers import Server, live_server
 from tests.support.waiting import wait_until
-
-
-@pytest.mark.parametrize("write", [raw, v2])
-def test_repeated_request_has_same_headers(
-    long_client: httpx.Client, write: Callable[[Ids, int], tuple[str, bytes, dict[str, str]]]
-) -> None:
-    path, body, headers = write(np.array([[3, 4]]), 5)
-    first, second = (long_client.post(path, content=body, headers=headers) for _ in range(2))
-    assert second.content == first.content
-    assert set(second.headers) == set(first.headers)
-    for name in set(first.headers) - {"date", "x-request-id", "server-timing"}:
-        assert second.headers[name] == first.headers[name], name
 
 
 @pytest.mark.parametrize("split", [1, 7])
@@ -58,18 +38,13 @@ def test_pipelined_requests_are_answered_in_order(long_server: Server, split: in
 
 
 def test_connection_is_closed_on_request(long_server: Server) -> None:
-    url = httpx.URL(long_server.address)
     path, body, headers = raw(np.array([[1]]), 0)
     for _ in range(3):
-        with dial(url) as stream:
+        with dial(long_server.address) as stream:
             stream.sendall(http_request(path, body, headers | {"Connection": "close"}))
             answer = b"".join(iter(lambda: stream.recv(65536), b""))
             assert b"connection: close\r\n" in answer
             assert len(answer.partition(b"\r\n\r\n")[2]) == 4 * WIDTH
-    with closing(http.client.HTTPConnection(url.host, url.port)) as connection:
-        for _ in range(3):
-            connection.request("POST", path, body, headers)
-            assert len(connection.getresponse().read()) == 4 * WIDTH
 
 
 def test_late_body_after_long_head_is_no_request(long_server: Server) -> None:
@@ -88,22 +63,6 @@ def test_late_body_after_long_head_is_no_request(long_server: Server) -> None:
 
 OFFER = {"Upgrade": "h2c", "Connection": "Upgrade, HTTP2-Settings", "HTTP2-Settings": "AAMAAABkAAQCAAAAAAIAAAAA"}
 """Offer of HTTP/2 by Java's HTTP client (RFC 7540, section 3.2)."""
-
-
-def test_offer_of_http_2_is_ignored(long_server: Server, long_client: httpx.Client) -> None:
-    path, body, headers = raw(np.array([[3, 4]]), 5)
-    vectors = long_client.post(path, content=body, headers=headers).content
-    chunked = {**headers, **OFFER, "Transfer-Encoding": "chunked"}
-    sent = http_request(path, body, headers | OFFER)
-    with RawConnection(long_server.address) as stream:
-        for _ in range(3):
-            assert stream.ask(sent)[2] == vectors
-        assert stream.ask(http_request(path, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), chunked))[2] == vectors
-        # The body of an unanswered path is no request.
-        assert stream.ask(http_request("/nowhere", http_request(path, body, headers), OFFER))[0] == 404
-        assert stream.ask(http_request("/readyz", headers=OFFER, method="GET"))[0] == 200
-        stream.send(*(sent[place : place + 1] for place in range(len(sent))))
-        assert stream.answer()[2] == vectors
 
 
 def test_offer_of_http_2_before_a_close_is_ignored(long_server: Server) -> None:
@@ -154,13 +113,6 @@ def test_http_1_0_connection_is_kept_on_request(long_server: Server) -> None:
     sent = http_request("/models/gpt/embed", b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), chunked)
     with RawConnection(long_server.address) as stream:  # RFC 9112, section 6.1: faulty, so nothing may follow
         assert "connection: close" in stream.ask(sent.replace(b"HTTP/1.1", b"HTTP/1.0", 1))[1]
-
-
-def test_http_1_0_expectation_is_ignored(long_server: Server) -> None:
-    body, headers = b'{"input_ids": [1]}', {"Expect": "100-continue"}
-    with dial(long_server.address) as stream:
-        stream.sendall(http_request("/models/gpt/embed", body, headers).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
-        assert stream.recv(2**16).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 SMALL_PARTS = orjson.dumps({"input_ids": [[1]] * 40_000, "encoding": "prompt_embeds", "dtype": "float16"})
@@ -223,45 +175,6 @@ def test_other_method_is_not_prepared(long_client: httpx.Client) -> None:
         assert long_client.post(path, content=body, headers=headers).status_code == 200
     for method in ("PUT", "DELETE"):
         assert long_client.request(method, path, content=body, headers=headers).status_code == 405
-
-
-def chunks_of(answer: BinaryIO) -> Iterator[bytes]:
-    """Yield the chunks of an answer (RFC 9112, section 7.1)."""
-    while answer.readline() != b"\r\n":
-        pass
-    while size := int(answer.readline(), 16):
-        yield answer.read(size)
-        answer.readline()
-    answer.readline()
-
-
-def test_disconnect_after_last_chunk_is_not_logged(long_repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path, body, headers = raw(np.random.default_rng(0).integers(0, VOCABULARY, (4, 775)), 0)
-    request = http_request(path, body, headers | {"Accept-Encoding": "gzip"})
-    settings = Settings(repository=long_repository)
-    server = uvicorn.Server(configure(settings, create_app(settings)))
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as stream:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # as little as there may be
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
-        stream.settimeout(30)
-        thread = Thread(target=server.run, args=([listener],))
-        thread.start()
-        stream.connect(listener.getsockname())
-        with stream.makefile("rb", buffering=1) as answer:  # reads no further than requested
-            stream.sendall(request)
-            sizes = [len(chunk) for chunk in chunks_of(answer)]
-            connection = cast(HttpConnection, next(iter(server.server_state.connections)))
-            transport = connection.client.transport
-            connection.shared.loop.call_soon_threadsafe(transport.set_write_buffer_limits, 0)
-            stream.sendall(request)
-            assert [len(chunk) for chunk in islice(chunks_of(answer), len(sizes) - 1)] == sizes[:-1]
-            wait_until(lambda: 0 < transport.get_write_buffer_size() < sizes[-1])  # no socket holds the last chunk
-        stream.close()
-        wait_until(lambda: not (server.server_state.connections or connection.shared.tasks))
-        server.should_exit = True
-        thread.join()
-    assert "ERROR" not in capfd.readouterr().err
 
 
 POOL_SECONDS = 5

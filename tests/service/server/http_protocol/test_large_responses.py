@@ -1,18 +1,16 @@
 """Large responses over HTTP: streamed, compressed, unread, and to HTTP/1.0."""
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 import orjson
 import pytest
 
-from preblock.service.runtime.session import INLINE_MAX_VALUES
-from tests.service.server.http_protocol.requests import VOCABULARY, WIDTH, Ids, oracle, raw
+from tests.service.server.http_protocol.requests import VOCABULARY, WIDTH, Ids, raw
 from tests.support.connections import UPGRADE, dial, http_request
 from tests.support.servers import Server, serve
 from tests.support.waiting import wait_until
@@ -21,8 +19,7 @@ from tests.support.waiting import wait_until
 def test_unread_large_response_counts_as_running_request(long_repository: Path) -> None:
     """The first of its form, one like it, one of FastAPI's, and numbers, as they are and compressed."""
     path, body, headers = raw(np.zeros((35, 850), np.int64), 0)
-    address, document, _ = LARGE["native"]
-    numbers = address, orjson.dumps(document(np.zeros((16, 850), np.int64)))
+    numbers = "/models/gpt/embed", numbers_of(np.zeros((16, 850), np.int64))
     with (
         serve(long_repository, PREBLOCK_MAX_CONCURRENT_REQUESTS="1") as server,
         httpx.Client(base_url=server.address, timeout=30) as client,
@@ -48,6 +45,11 @@ def test_unread_large_response_counts_as_running_request(long_repository: Path) 
             wait_until(lambda: status() == 200)
 
 
+def numbers_of(ids: Ids) -> bytes:
+    """Return a request for the vectors of `ids` as numbers."""
+    return orjson.dumps({"input_ids": ids.tolist(), "encoding": "float"})
+
+
 def dial_narrow(server: Server) -> socket.socket:
     """Connect a client that takes few bytes at once."""
     url, stream = httpx.URL(server.address), socket.socket()
@@ -56,43 +58,11 @@ def dial_narrow(server: Server) -> socket.socket:
     return stream
 
 
-def v2_document(ids: Ids) -> dict[str, Any]:
-    data = ids.reshape(-1).tolist()
-    return {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": ids.shape, "data": data}]}
-
-
-LARGE: dict[str, tuple[str, Callable[[Ids], dict[str, Any]], Callable[[Any], Any]]] = {
-    "native": (
-        "/models/gpt/embed",
-        lambda ids: {"input_ids": ids.tolist(), "encoding": "float"},
-        lambda document: document["embeddings"],
-    ),
-    "open-inference": ("/v2/models/gpt/infer", v2_document, lambda document: document["outputs"][0]["data"]),
-}
-
-
-@pytest.mark.parametrize(
-    ("protocol", "shape", "coding"), [("native", (25, 200), "gzip"), ("open-inference", (700, 7), "identity")]
-)
-def test_large_json_response_is_streamed(
-    long_client: httpx.Client, protocol: str, shape: tuple[int, int], coding: str
-) -> None:
-    path, document, values = LARGE[protocol]
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, shape)
-    answer = long_client.post(path, json=document(ids), headers={"Accept-Encoding": coding})
-    assert ids.size * WIDTH > INLINE_MAX_VALUES
-    assert answer.headers["Transfer-Encoding"] == "chunked"
-    found = np.array(values(orjson.loads(answer.content)), np.float32)
-    assert found.shape == ((*shape, WIDTH) if protocol == "native" else (ids.size * WIDTH,))
-    np.testing.assert_array_equal(found.reshape(*shape, WIDTH), oracle(long_client, ids, 0))
-
-
 @pytest.mark.parametrize("name", ["numbers", "lines", "events"])
 def test_http_1_0_client_gets_no_chunks(long_server: Server, long_client: httpx.Client, name: str) -> None:
-    path, document, _ = LARGE["native"]
-    numbers = orjson.dumps(document(np.random.default_rng(0).integers(0, VOCABULARY, (25, 200))))
+    numbers = numbers_of(np.random.default_rng(0).integers(0, VOCABULARY, (25, 200)))
     path, body, accept, kind = {
-        "numbers": (path, numbers, "application/json", "application/json"),
+        "numbers": ("/models/gpt/embed", numbers, "application/json", "application/json"),
         "lines": ("/models/gpt/decode", b'{"input_ids": [[3, 4]]}\n', "application/x-ndjson", "application/x-ndjson"),
         "events": ("/models/gpt/decode", b'{"input_ids": [[3, 4]]}', "text/event-stream", "application/json"),
     }[name]
