@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib import rc_context
 
-from preblock import models, plots
+from preblock import plots
 from preblock.cli import plot as command
 from preblock.plots.figures import KINDS, cosine_similarity, principal_components
 from preblock.service.core.errors import Invalid
@@ -51,20 +51,6 @@ def test_pca_of_large_vocabulary_plots_1000_tokens() -> None:
     (dots,) = plots.pca(source(tokens=tokens, vocab_size=50_000)).axes[0].collections
     assert (len(seen), seen[0], seen[-1]) == (1000, 0, 49_999)
     assert np.asarray(dots.get_offsets()).shape == (1000, 2)
-
-
-def test_wavelength_lines_equal_formula() -> None:
-    rotary = plots.read_module(models.RotaryEmbedding(models.RotaryConfig(dim=8)))
-    (line,) = plots.wavelengths(rotary).axes[0].lines
-    assert np.allclose(np.asarray(line.get_ydata(), np.float64), 2 * np.pi * 10000 ** (np.arange(4) / 4), rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["alibi", "t5"])
-def test_bias_figure_has_one_panel_per_head(name: str, tmp_path: Path) -> None:
-    read = plots.read_artifact(copy_artifact(name, tmp_path))
-    assert read.bias is not None
-    panels = [axes.images[0].get_array() for axes in plots.bias(read).axes[:3]]
-    assert np.array_equal(np.asarray(panels), read.bias(64))
 
 
 def test_parameter_bars_show_counts_and_shares() -> None:

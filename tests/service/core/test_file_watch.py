@@ -136,23 +136,6 @@ def test_file_system_without_answer_does_not_block_the_loop() -> None:
     assert used == [True]
 
 
-def test_unexpected_error_does_not_end_watch_of_tls(
-    runner: asyncio.Runner, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    used, files, file, results = list[str](), certificate_in(tmp_path), tmp_path / "certificate.pem", iter((0, 1))
-
-    async def run() -> None:
-        files.watch(lambda: str(1 / next(results)), used.append)
-        for seen in (lambda: caplog.records, lambda: used):
-            replace(file, file.read_text())
-            while not seen():
-                await asyncio.sleep(0.05)
-
-    runner.run(asyncio.wait_for(run(), 20))
-    assert used == ["1.0"]
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-
-
 def test_settings_from_pipe_are_kept() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"max_request_tokens = 77\n")

@@ -139,12 +139,6 @@ def test_step_answer_of_any_size_has_the_shortest_length(tiny_server: Server, to
     assert (len(answer) < 126) == (tokens < 6)
 
 
-def test_answer_of_46_kb_has_a_length_of_two_bytes(model_server: Server) -> None:
-    with opened(model_server) as raw:
-        raw.send(frame(0x82, step([[10] * 15])))
-        assert raw.vectors((1, 15))[0] == [15]
-
-
 MAX_BYTES = 10 * MAX_FRAGMENT_BYTES
 LENGTHS = [0, 1, 125, 126, 65535, 65536, 65537, 65539, 131072, 200_001, MAX_BYTES // 4]
 
