@@ -1,8 +1,6 @@
 """`preblock bench`, against a real server."""
 
 import json
-import os
-import pty
 import re
 import subprocess
 import time
@@ -88,19 +86,6 @@ def test_bench_table_has_line_per_protocol_and_shape(tiny_server: Server) -> Non
     assert head.split()[:4] == ["protocol", "shape", "requests/s", "tokens/s"]
     assert [line.split()[:2] for line in lines] == [["npy", "1,1"], ["npy", "2,6"], ["steps", "1,1"], ["steps", "2,6"]]
     assert all(line.split()[-1] == "0" for line in lines)
-
-
-def test_bench_progress_on_terminal_rewrites_one_line(tiny_server: Server) -> None:
-    ours, theirs = pty.openpty()
-    command = [PREBLOCK, "bench", tiny_server.address, "--model", "gpt", "--shape", "1,1", "--seconds", "1.3"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
-        assert process.wait(60) == 0
-    os.close(theirs)
-    shown = os.read(ours, 65536).decode()
-    os.close(ours)
-    assert re.search(r"\r\x1b\[Kbench: npy 1,1: \d+ s, [\d,]+ requests/s, p50 \S+ ms", shown)
-    assert shown.endswith("\r\x1b[K")
-    assert "\n" not in shown
 
 
 @pytest.fixture(scope="module")

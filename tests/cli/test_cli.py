@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +14,6 @@ from tests.export.test_module import Sum
 from tests.support.artifacts import copy_artifact
 from tests.support.checkpoints import random_gpt2, write_gpt2
 from tools.reference import FOLDER, PAGES
-
-
-@pytest.fixture
-def copy(tiny_repository: Path, tmp_path: Path) -> Path:
-    """The tiny repository, to break."""
-    return shutil.copytree(tiny_repository, tmp_path / "repository")
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +73,6 @@ def test_check_runs_every_version(tiny_repository: Path) -> None:
         "bert 2: runs on CPUExecutionProvider, bert, ids 0 to 10, token_type_ids 0 to 1, max_len 8, width 4",
         "gpt 1: runs on CPUExecutionProvider, gpt2, ids 0 to 6, max_len 6, width 4",
     ]
-
-
-def test_option_overrides_environment_variable(tiny_repository: Path, empty: Path) -> None:
-    from_variable = printed("check", PREBLOCK_REPOSITORY=str(tiny_repository))
-    assert printed("check", "--repository", tiny_repository, PREBLOCK_REPOSITORY=str(empty)) == from_variable
 
 
 def test_missing_command_prints_help_and_exits_2() -> None:
@@ -166,40 +153,11 @@ def test_invalid_environment_variable_fails_with_its_name(tiny_repository: Path)
         assert message.startswith(f"{variable}: got {value}, expected ")
 
 
-def test_settings_command_prints_values_and_origins(tmp_path: Path) -> None:
-    file = tmp_path / "preblock.toml"
-    file.write_text("workers = 3\n")
-    shown = printed("settings", "--config-file", file, "--intra-op-threads", "2", PREBLOCK_GRPC_PORT="7")
-    told = {line.split()[0]: line.split()[1:] for line in shown.splitlines()}
-    assert told["workers"] == ["3", str(file)]
-    assert told["intra_op_threads"] == ["2", "--intra-op-threads"]
-    assert told["grpc_port"] == ["7", "PREBLOCK_GRPC_PORT"]
-    assert told["port"] == ["8000", "default"]
-
-
 def test_debug_option_shows_traceback(empty: Path) -> None:
     done = run_installed("--debug", "check", "--repository", empty)
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback (most recent call last):")
     assert "find_artifacts" in done.stderr
-
-
-SCRIPT = """
-import atexit, gc, sys
-atexit.register(lambda: print(gc.isenabled()))
-from preblock.__main__ import main
-main()
-"""
-
-
-def test_only_start_of_server_collects_no_garbage() -> None:
-    for arguments, collects in (
-        (("serve", "--port", "x"), False),
-        (("--debug", "serve", "--port", "x"), False),
-        (("inspect", "serve"), True),
-    ):
-        done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=False)
-        assert (done.stdout, done.returncode) == (f"{collects}\n", 1 if collects else 2), done.stderr
 
 
 @pytest.mark.parametrize("name", PAGES)

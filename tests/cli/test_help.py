@@ -72,13 +72,8 @@ def test_spellings_of_other_servers_set_settings() -> None:
 
 def test_serve_help_has_groups_types_and_defaults() -> None:
     output = CliRunner().invoke(app, ["serve", "--help"], terminal_width=120).output
-    parts = [part for part in output.split("\n\n") if re.match(r"\w.*:\n", part)]
-    sections = dict(part.split(":\n", 1) for part in parts)
-    assert list(sections) == [*GROUPS, "Options"]
+    assert re.findall(r"^(\w.*):$", output, re.MULTILINE) == [*GROUPS, "Options"]
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(Settings.model_fields)
-    for title, names in GROUPS.items():
-        for name in names:
-            assert re.search(rf"^  {option(name)}[ ,]", sections[title], re.MULTILINE)
     for text in ("rate-limit-per-second NUMBER", "repository, --model-repository PATH", "log-format [text|json]"):
         assert f"--{text}" in output
     assert re.search(r"--port INTEGER +Port of HTTP and WebSocket; 0 picks a free port. \[default: 8000\]", output)

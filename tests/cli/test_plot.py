@@ -15,16 +15,13 @@ from tests.support.artifacts import make_repository
 def plotted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with a model for every kind of picture."""
     root = tmp_path_factory.mktemp("plotted")
-    return make_repository(root, gpt="gpt", rotary="rotary", t5="t5", vit="vit")
+    return make_repository(root, gpt="gpt", t5="t5", vit="vit")
 
 
 @pytest.mark.parametrize(
     ("model", "kind", "suffix"),
     [
-        ("gpt", "heatmap", "svg"),
-        ("gpt", "similarity", "png"),
         ("gpt@1", "pca", "svg"),
-        ("rotary", "wavelengths", "svg"),
         ("t5", "bias", "svg"),
         ("vit", "parameters", "png"),
     ],

@@ -43,14 +43,6 @@ def test_commands_without_cuda_fail_with_reason(tiny_repository: Path) -> None:
         assert message == f"provider cuda cannot be used: {cuda_unavailable_reason()}"
 
 
-def test_banner_shows_addresses_and_model_limits(tiny_server: Server) -> None:
-    lines = tiny_server.banner.splitlines()
-    assert lines[0] == f"Preblock serves on {tiny_server.address} (documentation: {tiny_server.address}/docs)"
-    assert lines[1].startswith("  bert: bert, ids 0 to 10, token_type_ids 0 to 1, max_len 8, width 4, ")
-    assert lines[2].startswith("  gpt: gpt2, ids 0 to 6, max_len 6, width 4, ")
-    assert lines[3] == f"gRPC on {tiny_server.grpc}"
-
-
 @NEEDS_CURL
 def test_banner_curl_command_embeds_text(tiny_server: Server) -> None:
     line = tiny_server.banner.splitlines()[-1]
@@ -139,7 +131,6 @@ def test_explicit_mode_loads_only_named_models(tiny_repository: Path, tmp_path: 
 
 def test_unknown_model_error_says_how_to_load_it(tiny_repository: Path) -> None:
     for options, hint in (
-        (["none"], "a new export is served after a restart, or by a server with --model-control poll"),
         (["poll"], "a new export is served within about 5 s"),
         (
             ["explicit", "--load-model", "*"],

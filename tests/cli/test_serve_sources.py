@@ -101,7 +101,6 @@ def test_wrong_sources_are_usage_errors(
     shutil.copytree(source, tmp_path / "other" / "tiny")
     monkeypatch.chdir(tmp_path)
     for arguments, message in (
-        (["gpt2"], "SOURCE: 'gpt2' is neither a folder nor a preset; did you mean gpt2-small?"),
         (["--name", "a/b", "tiny"], "--name: got 'a/b', expected 1 to 128 letters"),
         (["--name", "a"], "--name: got 'a' and 0 sources, expected one SOURCE"),
         (["--name", "a", "tiny", "gpt2-small"], "--name: got 'a' and 2 sources, expected one SOURCE"),
