@@ -11,7 +11,6 @@ import preblock
 from preblock.export import export_module
 from tests.cli.command_line import failing, printed, run, run_installed
 from tests.export.test_module import Sum
-from tests.support.artifacts import copy_artifact
 from tests.support.checkpoints import random_gpt2, write_gpt2
 from tools.reference import FOLDER, PAGES
 
@@ -55,14 +54,6 @@ def test_export_as_int8_reports_error_and_bytes_saved(tmp_path: Path) -> None:
     shown = [" ".join(line.split()) for line in run("inspect", "tiny", "--repository", tmp_path).stdout.splitlines()]
     assert f"tables {summary.replace(':', '', 1)}" in shown
     assert "tokens.weight 7 x 4, error at most 0, mean 0, worst cosine 1.00000000, 32 bytes, 80 saved" in shown
-
-
-def test_verify_without_version_checks_newest(tmp_path: Path) -> None:
-    _, folder = copy_artifact("bert", tmp_path), copy_artifact("bert-again", tmp_path, "bert")
-    done = run("verify", "bert", "--repository", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(rf"{folder}: hashes agree, embeddings: \d+ cases .*\(CPUExecutionProvider\)\n", done.stdout)
-    assert done.stderr.splitlines() == ["bert: checking the hashes", "bert: proving it equal"]
 
 
 def test_check_runs_every_version(tiny_repository: Path) -> None:

@@ -4,7 +4,9 @@ import asyncio
 import contextvars
 import hashlib
 import logging
+import os
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -130,13 +132,13 @@ def test_invalid_key_file_is_rejected(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_key_file_is_reloaded_unless_broken(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     access = Authenticator(file)
     enter(access, b"Bearer key")
-    for broken in ("[[keys", None):
-        file.unlink() if broken is None else file.write_text(broken)
+    for damage in (partial(file.write_text, "[[keys"), file.unlink, partial(os.mkfifo, file)):
+        damage()
         with caplog.at_level(logging.WARNING):
             asyncio.run(access.poll())
             enter(access, b"Bearer key")
     rejected = "API key file rejected, keeping the previous keys"
-    assert [record.message.partition(":")[0] for record in caplog.records] == [rejected] * 2
+    assert [record.message.partition(":")[0] for record in caplog.records] == [rejected] * 3
     other = file.with_suffix(".tmp")
     other.write_text(ENTRY.replace(DIGEST, hashlib.sha256(b"new").hexdigest()))
     other.replace(file)

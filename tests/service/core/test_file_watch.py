@@ -1,4 +1,4 @@
-"""Files reloaded while the service runs: keys, settings, TLS."""
+"""Files reloaded while the service runs: settings, TLS."""
 
 import asyncio
 import logging
@@ -14,7 +14,6 @@ from threading import Event
 import pytest
 import trustme
 
-from preblock.service.core.auth import Authenticator, new_key
 from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS, poll
 from preblock.service.core.settings import LiveSettings, Settings
 from preblock.service.core.tls import CertificateFiles
@@ -34,19 +33,7 @@ Watched = tuple[Path, str, Callable[[], bool]]
 """A watched file, new content of it, and a function that polls it and returns whether the change is known."""
 
 
-def watch_keys(folder: Path, runner: asyncio.Runner) -> Watched:
-    file = folder / "keys.toml"
-    file.write_text(new_key("alice", (), admin=False)[1])
-    access = Authenticator(file)
-
-    def reload() -> bool:
-        runner.run(access.poll())
-        return access.changes == 1
-
-    return file, new_key("bob", (), admin=False)[1], reload
-
-
-def watch_settings(folder: Path, _: asyncio.Runner) -> Watched:
+def watch_settings(folder: Path) -> Watched:
     file = folder / "preblock.toml"
     file.write_text("")
     live = LiveSettings(Settings(config_file=file))
@@ -61,7 +48,7 @@ def certificate_in(folder: Path) -> CertificateFiles:
     return CertificateFiles(file, key, None)
 
 
-def watch_certificate(folder: Path, _: asyncio.Runner) -> Watched:
+def watch_certificate(folder: Path) -> Watched:
     files, file = certificate_in(folder), folder / "certificate.pem"
 
     def make() -> ssl.SSLContext:
@@ -77,22 +64,13 @@ def replace(file: Path, text: str) -> None:
     draft.replace(file)
 
 
-@pytest.fixture
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        runner.get_loop()  # it needs descriptors
-        yield runner
-
-
-Watch = Callable[[Path, asyncio.Runner], Watched]
-WATCH = pytest.mark.parametrize("watch", [watch_keys, watch_settings, watch_certificate])
+Watch = Callable[[Path], Watched]
+WATCH = pytest.mark.parametrize("watch", [watch_settings, watch_certificate])
 
 
 @WATCH
-def test_unreadable_file_is_reloaded_later(
-    watch: Watch, runner: asyncio.Runner, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file, text, reload = watch(tmp_path, runner)
+def test_unreadable_file_is_reloaded_later(watch: Watch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, text, reload = watch(tmp_path)
     file.unlink()
     os.mkfifo(file)
     with caplog.at_level(logging.WARNING):
@@ -109,12 +87,12 @@ def test_unreadable_file_is_reloaded_later(
 
 
 @WATCH
-def test_link_to_replaced_folder_is_reloaded(watch: Watch, runner: asyncio.Runner, tmp_path: Path) -> None:
+def test_link_to_replaced_folder_is_reloaded(watch: Watch, tmp_path: Path) -> None:
     """Kubernetes updates a mounted secret by renaming a link to a folder."""
     first, second, current = tmp_path / "first", tmp_path / "second", tmp_path / "..data"
     first.mkdir()
     current.symlink_to(first)
-    file, text, reload = watch(current, runner)
+    file, text, reload = watch(current)
     shutil.copytree(first, second)
     (second / file.name).write_text(text)
     (tmp_path / "new").symlink_to(second)

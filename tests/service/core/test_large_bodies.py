@@ -97,17 +97,6 @@ async def test_cancelled_wait_leaves_memory_to_others(admitted: bool) -> None:
     assert await asyncio.wait_for(other, 10) == MAX_LARGEST_BODIES * BODY
 
 
-@in_loop
-async def test_take_of_held_memory_returns_none() -> None:
-    responses = ResponseMemory(live_settings(max_buffered_response_bytes=2**23))
-    assert responses.take(LARGE_BODY_BYTES - 1) == 0
-    held = responses.take(100 * 2**23)
-    assert held == MAX_LARGEST_BODIES * 2**23
-    assert responses.take(LARGE_BODY_BYTES) is None
-    responses.release(held)
-    assert responses.take(LARGE_BODY_BYTES) == LARGE_BODY_BYTES
-
-
 LARGEST = 4 * LARGE_BODY_BYTES
 DROPPED: list[int] = []
 

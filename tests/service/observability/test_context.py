@@ -14,7 +14,7 @@ from preblock.service.app import create_app, create_engine
 from preblock.service.core.settings import Settings
 from preblock.service.observability.context import RequestContext
 from preblock.service.server.run import configure
-from tests.support.connections import dial
+from tests.support.connections import RawConnection, http_request
 from tests.support.prepared import CountedRequests
 from tests.support.servers import live_server
 
@@ -62,14 +62,9 @@ def test_tracing_headers_do_not_prevent_prepared_requests(tiny_repository: Path)
 
 
 def test_pipelined_requests_keep_their_ids(alike: httpx.Client) -> None:
-    ids, body = [f"p{number}" for number in range(6)], np.array([[1, 2]]).tobytes()
-    head = f"POST {EMBED}?shape=1,2 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 16\r\nX-Request-Id: %s\r\n"
-    head += "".join(f"{name}: {value}\r\n" for name, value in BYTES.items())
-    with dial(alike.base_url) as stream:
-        stream.settimeout(20)
+    ids, path, body = [f"p{number}" for number in range(6)], f"{EMBED}?shape=1,2", np.array([[1, 2]]).tobytes()
+    with RawConnection(str(alike.base_url)) as client:
         for _ in range(2):
-            stream.sendall(b"".join((head % name).encode() + b"\r\n" + body for name in ids))
-            found = b""
-            while found.count(b"HTTP/1.1 200") < len(ids) or len(found.rpartition(b"\r\n\r\n")[2]) < 32:
-                found += stream.recv(65536)
-            assert re.findall(rb"x-request-id: (\S+)", found) == [name.encode() for name in ids]
+            client.send(b"".join(http_request(path, body, BYTES | {"X-Request-Id": name}) for name in ids))
+            heads = [client.answer()[1] for _ in ids]
+            assert re.findall(r"x-request-id: (\S+)", "".join(heads)) == ids

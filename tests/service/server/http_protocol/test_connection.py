@@ -1,4 +1,4 @@
-"""Connections of HTTP/1.1: pipelining, keep-alive, disconnects, and idle ones."""
+"""Connections of HTTP/1.1: keep-alive, disconnects, and idle ones."""
 
 import time
 from collections.abc import Iterator
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import orjson
 import pytest
 
 from preblock.service.app import create_app
@@ -17,24 +16,6 @@ from tests.service.server.http_protocol.requests import WIDTH, raw
 from tests.support.connections import UPGRADE, RawConnection, dial, http_request
 from tests.support.servers import Server, live_server
 from tests.support.waiting import wait_until
-
-
-@pytest.mark.parametrize("split", [1, 7])
-def test_pipelined_requests_are_answered_in_order(long_server: Server, split: int) -> None:
-    sizes = [(1, 1), (1, 1), (2, 300), (9, 850), (1, 1), (1, 40), (1, 40), (9, 850), (1, 1)]
-    sent, expected = b"", []
-    with httpx.Client(base_url=long_server.address) as client:
-        for number, shape in enumerate(sizes):
-            ids = np.full(shape, number)
-            path, body, headers = raw(ids, number)
-            expected.append(client.post(path, content=body, headers=headers).content)
-            sent += http_request(path, body, headers)
-            sent += b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
-            expected.append(client.get("/livez").content)
-    size = len(sent) // split + 1
-    with RawConnection(long_server.address) as stream:
-        stream.send(*(sent[begin : begin + size] for begin in range(0, len(sent), size)))
-        assert [stream.answer()[2] for _ in expected] == expected
 
 
 def test_connection_is_closed_on_request(long_server: Server) -> None:
@@ -115,30 +96,15 @@ def test_http_1_0_connection_is_kept_on_request(long_server: Server) -> None:
         assert "connection: close" in stream.ask(sent.replace(b"HTTP/1.1", b"HTTP/1.0", 1))[1]
 
 
-SMALL_PARTS = orjson.dumps({"input_ids": [[1]] * 40_000, "encoding": "prompt_embeds", "dtype": "float16"})
-"""A request for an archive for each row, each smaller than one write."""
-
-
-@pytest.mark.parametrize(
-    ("request_", "known"),
-    [
-        (raw(np.ones((70, 850), np.int64), 0), True),
-        (("/models/gpt/embed", SMALL_PARTS, {"Content-Type": "application/json"}), False),
-    ],
-)
-def test_disconnect_stops_the_computation(
-    long_server: Server, long_client: httpx.Client, request_: tuple[str, bytes, dict[str, str]], known: bool
-) -> None:
-    path, body, headers = request_
-    sent = http_request(path, body, headers | ({} if known else {"X-Another": "form"}))
+def test_disconnect_stops_the_computation(long_server: Server, long_client: httpx.Client) -> None:
+    sent = http_request(*raw(np.ones((70, 850), np.int64), 0))
 
     def counts() -> tuple[int, int]:
         (model,) = long_client.get("/v2/models/gpt/stats").json()["model_stats"]
         return tuple(model["inference_stats"][kind]["count"] for kind in ("success", "fail"))
 
-    if known:
-        with RawConnection(long_server.address) as connection:
-            assert len(connection.ask(sent)[2]) == 70 * 850 * WIDTH * 4
+    with RawConnection(long_server.address) as connection:
+        assert len(connection.ask(sent)[2]) == 70 * 850 * WIDTH * 4
     success, fail = counts()
     with dial(long_server.address) as stream:
         stream.sendall(sent)
