@@ -58,13 +58,18 @@ def test_wrong_export_arguments_and_families_import_no_torch(tmp_path: Path) -> 
     assert [entry.name for entry in tmp_path.iterdir()] == ["empty"]
 
 
-def test_export_without_name_uses_folder_name(source: Path, tmp_path: Path) -> None:
-    done = run("export", source, PREBLOCK_REPOSITORY=str(tmp_path / "a b"))
-    made, *_, command = done.stdout.splitlines()
-    assert made == f"exported my-model version 1: {tmp_path / 'a b' / 'my-model' / '1'}"
-    assert command == "  preblock serve"  # the variable still names the repository
-    again = run("export", source, "--repository", tmp_path / "a b")
-    assert again.stdout.splitlines()[-1] == f"  preblock serve --repository '{tmp_path / 'a b'}'"
+def test_export_without_name_prints_what_it_made(source: Path, tmp_path: Path) -> None:
+    root = tmp_path / "a b"
+    done = run("export", source, PREBLOCK_REPOSITORY=str(root))
+    made, limits, parity, *serve = done.stdout.splitlines()
+    assert made == f"exported my-model version 1: {root / 'my-model' / '1'}"
+    assert re.fullmatch(r"  gpt2, ids 0 to 6, max_len 6, width 4, [\d.]+ kB", limits)
+    assert re.fullmatch(r"  embeddings: \d+ cases bit for bit equal; .*\(CPUExecutionProvider\)", parity)
+    assert serve == ["Serve it:", "  preblock serve"]  # the variable still names the repository
+    steps = f"reading {source}", "writing the graph", "proving it equal"
+    assert done.stderr.splitlines() == [f"my-model: {step}" for step in steps]
+    again = run("export", source, "--repository", root)
+    assert again.stdout.splitlines()[-1] == f"  preblock serve --repository '{root}'"
 
 
 def test_export_progress_in_pipe_writes_each_line_once(source: Path, tmp_path: Path) -> None:
