@@ -127,8 +127,9 @@ def test_inspect_as_json_has_manifest_and_parity(tiny_repository: Path) -> None:
 
 
 def test_unknown_model_or_version_is_named_with_known_ones(tiny_repository: Path, tmp_path: Path) -> None:
-    plot = ["plot", "pca", "--output", str(tmp_path / "out.svg")]
-    for command, *options in (["inspect"], ["verify"], ["remove"], plot):
+    output = "--output", str(tmp_path / "out.svg")
+    writing = ["convert", "--layout", "openvino", *output], ["plot", "pca", *output]
+    for command, *options in (["inspect"], ["verify"], ["remove"], *writing):
         for name, message in (
             ("bret", f"the repository {tiny_repository} has no model 'bret'; did you mean bert?"),
             ("nope", f"the repository {tiny_repository} has no model 'nope'; it has bert, gpt"),

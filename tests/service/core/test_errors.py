@@ -48,7 +48,6 @@ CASES: list[tuple[dict[str, Any], object, str]] = [
     ({"count": 1, "more": 2}, 2, "no such field"),
     ({"count": "x"}, "x", "a whole number"),
     ({"count": 1.5}, 1.5, "a whole number"),
-    ({"count": [1]}, [1], "a whole number"),
     ({"count": 0}, 0, "at least 1"),
     ({"count": 10}, 10, "at most 9"),
     ({"count": 1, "share": 0}, 0, "more than 0"),

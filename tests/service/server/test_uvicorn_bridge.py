@@ -141,6 +141,13 @@ def client(wide_repository: Path) -> Iterator[TestClient]:
         yield client
 
 
+def test_head_has_the_headers_of_get(client: TestClient) -> None:
+    for path in ("/", "/readyz", "/docs", "/openapi.json", "/models/gpt", "/v2/models/gpt/ready", "/v1/models"):
+        head, get = client.head(path), client.get(path)
+        assert (head.status_code, head.content, get.status_code) == (200, b"", 200), path
+        assert dict(head.headers, **{"x-request-id": ""}) == dict(get.headers, **{"x-request-id": ""}), path
+
+
 def test_options_lists_allowed_methods(client: TestClient) -> None:
     for path, allow in (
         ("/", "GET, HEAD, POST, OPTIONS"),

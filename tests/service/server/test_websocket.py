@@ -129,6 +129,21 @@ def test_mixed_messages_are_answered_in_order(model_server: Server, model_client
         assert raw.vectors((1, 1)) == ([5], expected(model_clients, [[5]], [4]))
 
 
+def test_malformed_frame_ends_only_its_own_connection(model_server: Server, model_clients: Clients) -> None:
+    plain = frame(0x82, step([[5]]))
+    for sent in (
+        *(b"\x82\x24" + step([[5]]), b"\xc2" + plain[1:]),  # not masked, and with a bit without a meaning
+        b"\x82\xff" + (2**62).to_bytes(8, "big") + bytes(4),  # too long
+    ):
+        with opened(model_server) as raw, opened(model_server) as other:
+            raw.send(plain)
+            raw.vectors((1, 1))
+            raw.send(sent)
+            assert raw.recv()[0] is Opcode.CLOSE
+            other.send(plain)
+            assert other.vectors((1, 1)) == ([1], expected(model_clients, [[5]], [0]))
+
+
 @pytest.mark.parametrize("tokens", [1, 5, 6])
 def test_step_answer_of_any_size_has_the_shortest_length(tiny_server: Server, tokens: int) -> None:
     """The length of an answer to five tokens fits into seven bits, and to six tokens it does not."""

@@ -58,13 +58,12 @@ def dial_narrow(server: Server) -> socket.socket:
     return stream
 
 
-@pytest.mark.parametrize("name", ["numbers", "lines", "events"])
+@pytest.mark.parametrize("name", ["numbers", "lines"])
 def test_http_1_0_client_gets_no_chunks(long_server: Server, long_client: httpx.Client, name: str) -> None:
     numbers = numbers_of(np.random.default_rng(0).integers(0, VOCABULARY, (25, 200)))
     path, body, accept, kind = {
         "numbers": ("/models/gpt/embed", numbers, "application/json", "application/json"),
         "lines": ("/models/gpt/decode", b'{"input_ids": [[3, 4]]}\n', "application/x-ndjson", "application/x-ndjson"),
-        "events": ("/models/gpt/decode", b'{"input_ids": [[3, 4]]}', "text/event-stream", "application/json"),
     }[name]
     headers = {"Accept": accept, "Content-Type": kind, "Accept-Encoding": "identity"}
     expected = long_client.post(path, content=body, headers=headers)
