@@ -19,7 +19,7 @@ def test_artifact_wavelengths_equal_formula(model_repository: Path) -> None:
     assert np.allclose(source.wavelengths["positions"], wavelengths, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["bert", "counts-ids", "rotary", "alibi", "t5"])
+@pytest.mark.parametrize("name", ["bert", "counts-slots", "rotary", "alibi", "t5"])
 def test_artifact_source_equals_module_source(name: str, tmp_path: Path) -> None:
     stored, module = plots.read_artifact(copy_artifact(name, tmp_path)), plots.read_module(build_frontend(name))
     for part, arguments in (("positions", (1, 5)), ("bias", (9,)), ("tokens", (np.array([1, 5]),))):
