@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preblock.service.core.errors import Invalid
+from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.types import PartsRequest, RowPart
 from preblock.service.engine.parts import assemble, place_vectors
 from preblock.service.runtime.model import TokenModel
@@ -52,3 +52,11 @@ def test_vectors_are_placed_in_a_copy_of_a_read_only_array() -> None:
     placed = place_vectors(stored, 3, index, values)
     assert np.array_equal(placed, np.stack([np.zeros(4), VECTORS, np.zeros(4)]))
     assert not stored.any()
+
+
+def test_vectors_count_as_tokens(model: TokenModel) -> None:
+    ids = RowPart(field="parts[0][0].input_ids", ids=np.array([1, 2]))
+    three = replace(request(), rows=((ids, *request().rows[0]),))
+    assert len(assemble(three, model, 3).input_ids.values) == 3
+    with pytest.raises(TooLarge, match="parts: got more than 2 tokens, expected at most 2 tokens in a request"):
+        assemble(three, model, 2)

@@ -183,3 +183,16 @@ def test_cancelled_requests_leave_no_model_open(scheduler: Scheduler) -> None:
     found = asyncio.run(scenario())
     gc.collect()
     assert found() is None
+
+
+def test_close_waits_for_running_work() -> None:
+    async def scenario() -> bool:
+        scheduler, gate = Scheduler(1, live_settings()), threading.Event()
+        task = asyncio.create_task(scheduler.run(LARGE, gate.wait))
+        await asyncio.sleep(0)
+        threading.Timer(0.05, gate.set).start()
+        scheduler.close()
+        assert gate.is_set()
+        return await task
+
+    assert asyncio.run(scenario())

@@ -1,8 +1,10 @@
 """Bodies that pause, trickle, or take long."""
 
+import gc
 import json
 import socket
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -10,8 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from preblock.service.app import create_app, create_engine
+from preblock.service.core.settings import Settings
+from preblock.service.server.run import configure
 from tests.support.connections import RawConnection, dial, http_request
-from tests.support.servers import Server, serve
+from tests.support.servers import Server, live_server, serve
 from tests.support.waiting import wait_until
 
 SECONDS = 1
@@ -150,3 +155,25 @@ def test_paused_bodies_leave_slots_to_others(hasty: Server) -> None:
             stack.enter_context(dial(hasty.address)).sendall(HALF["chunk"])
         wait_until(lambda: httpx.post(hasty.address + EMBED, content=BODY).status_code == 503)
         wait_until(lambda: httpx.post(hasty.address + EMBED, content=BODY).status_code == 200)
+
+
+@pytest.mark.parametrize("headers", [{}, EVENTS | CHUNKED], ids=["prepared", "events"])
+def test_unloaded_model_answers_no_late_body(tiny_repository: Path, headers: dict[str, str]) -> None:
+    path = "/models/gpt/decode" if headers.keys() & EVENTS.keys() else EMBED
+    body = b"12\r\n%b\r\n0\r\n\r\n" % BODY if headers else BODY
+    sent = http_request(path, body, headers)
+    settings = Settings(repository=tiny_repository)
+    engine = create_engine(settings)
+    with live_server(configure(settings, create_app(settings, engine))) as port:
+        address = f"http://127.0.0.1:{port}"
+        with RawConnection(address) as known:
+            assert known.ask(WHOLE)[0] == 200  # now it is prepared
+        with dial(address) as stream:
+            stream.sendall(sent[:-8])
+            time.sleep(0.2)
+            model = weakref.ref(engine.repository.find("gpt"))
+            engine.repository.refresh({"bert"})
+            gc.collect()
+            assert model() is None
+            stream.sendall(sent[-8:])
+            assert stream.recv(2**16).startswith(b"HTTP/1.1 404 ")

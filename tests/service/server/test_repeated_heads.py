@@ -3,6 +3,8 @@
 Oracle: the answers to the same requests on connections of their own.
 """
 
+import asyncio
+import dataclasses
 import re
 import shutil
 from functools import cache
@@ -15,6 +17,12 @@ import pytest
 from hypothesis import strategies as st
 
 import tests.support.profiles  # noqa: F401
+from preblock.service.app import create_app
+from preblock.service.core.settings import Settings
+from preblock.service.server.http_connection import HttpConnection
+from preblock.service.server.read_scheduler import ReadTurns
+from preblock.service.server.run import configure
+from preblock.service.server.uvicorn_bridge import ConnectionFactory, ServerState
 from tests.support.artifacts import copy_artifact
 from tests.support.connections import RawConnection, http_request
 from tests.support.servers import Server, serve
@@ -22,6 +30,7 @@ from tests.support.waiting import wait_until
 
 BYTES = "application/octet-stream"
 EMBED = "/models/gpt/embed"
+WIDTH = 4
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +170,46 @@ def test_new_version_answers_until_removed(tmp_path: Path) -> None:
         wait_until(lambda: is_answered_by(2))
         shutil.rmtree(tmp_path / "gpt" / "2")
         wait_until(lambda: is_answered_by(1))
+
+
+class HeldTurns(ReadTurns):
+    """Reads no large input while it is held."""
+
+    held = False
+
+    def read(self) -> None:
+        if not self.held:
+            super().read()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_held_head_is_read_once_at_shutdown(tiny_repository: Path, parts: int) -> None:
+    """Its body has not come when the shutdown begins, or waits for a turn."""
+    ids = np.ones((1000, 3), np.int64)
+    sent = http_request(f"{EMBED}?shape=1000,3", ids.tobytes(), {"Content-Type": BYTES, "Accept": BYTES})
+    head_size = sent.index(b"\r\n\r\n") + 4
+
+    async def run() -> list[bytes]:
+        settings = Settings(repository=tiny_repository)
+        config, turns = configure(settings, create_app(settings)), HeldTurns(asyncio.get_running_loop())
+        config.load()
+        shared = ConnectionFactory(HttpConnection, settings).share(config, ServerState(), {})
+        connection = HttpConnection(dataclasses.replace(shared, turns=turns))
+        server = await asyncio.get_running_loop().create_server(lambda: connection, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        answers: list[bytes] = []
+        for number in range(3):
+            for place, part in enumerate((sent[:head_size], sent[head_size:-8], sent[-8:])):
+                if (number, place) == (2, parts):
+                    connection.shutdown()
+                turns.held = number == 2 and place < 2
+                turns.read()
+                writer.write(part)
+                await asyncio.sleep(0.05)
+            answers.append((await reader.readuntil(b"\r\n\r\n"))[:12])
+            await reader.readexactly(ids.size * WIDTH * 4)
+        writer.close()
+        server.close()
+        return answers
+
+    assert asyncio.run(run()) == [b"HTTP/1.1 200"] * 3

@@ -1,18 +1,25 @@
 """Connections of HTTP/1.1: keep-alive, disconnects, and idle ones."""
 
+import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
+from threading import Thread
+from typing import BinaryIO, cast
 
 import httpx
 import numpy as np
 import pytest
+import uvicorn
 
 from preblock.service.app import create_app
 from preblock.service.core.settings import Settings
+from preblock.service.server.http_connection import HttpConnection
 from preblock.service.server.run import configure
-from tests.service.server.http_protocol.requests import WIDTH, raw
+from tests.service.server.http_protocol.requests import VOCABULARY, WIDTH, raw
 from tests.support.connections import UPGRADE, RawConnection, dial, http_request
 from tests.support.servers import Server, live_server
 from tests.support.waiting import wait_until
@@ -195,3 +202,42 @@ def test_repeated_head_waits_for_its_body(hasty_address: str) -> None:
         client.send(sent[:begin])
     with RawConnection(hasty_address) as client:
         assert client.ask(sent)[2] == expected
+
+
+def chunks_of(answer: BinaryIO) -> Iterator[bytes]:
+    """Yield the chunks of an answer (RFC 9112, section 7.1)."""
+    while answer.readline() != b"\r\n":
+        pass
+    while size := int(answer.readline(), 16):
+        yield answer.read(size)
+        answer.readline()
+    answer.readline()
+
+
+def test_disconnect_after_last_chunk_is_not_logged(long_repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path, body, headers = raw(np.random.default_rng(0).integers(0, VOCABULARY, (4, 775)), 0)
+    request = http_request(path, body, headers | {"Accept-Encoding": "gzip"})
+    settings = Settings(repository=long_repository)
+    server = uvicorn.Server(configure(settings, create_app(settings)))
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as stream:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # as little as there may be
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+        stream.settimeout(30)
+        thread = Thread(target=server.run, args=([listener],))
+        thread.start()
+        stream.connect(listener.getsockname())
+        with stream.makefile("rb", buffering=1) as answer:  # reads no further than requested
+            stream.sendall(request)
+            sizes = [len(chunk) for chunk in chunks_of(answer)]
+            connection = cast(HttpConnection, next(iter(server.server_state.connections)))
+            transport = connection.client.transport
+            connection.shared.loop.call_soon_threadsafe(transport.set_write_buffer_limits, 0)
+            stream.sendall(request)
+            assert [len(chunk) for chunk in islice(chunks_of(answer), len(sizes) - 1)] == sizes[:-1]
+            wait_until(lambda: 0 < transport.get_write_buffer_size() < sizes[-1])  # no socket holds the last chunk
+        stream.close()
+        wait_until(lambda: not (server.server_state.connections or connection.shared.tasks))
+        server.should_exit = True
+        thread.join()
+    assert "ERROR" not in capfd.readouterr().err
