@@ -3,8 +3,8 @@
     python ray_cluster.py PORT REPOSITORY
 
 Serves the application of `deploy/ray` on PORT. It answers each line of the standard input with the number of running
-replicas: `replicas` at once, `remove` after a node is killed, `update` after new replicas have replaced the old ones.
-`end` ends it. A node has room for one replica, so with three replicas the killed node has one.
+replicas: `replicas` at once, `remove` after a node is killed. `end` ends it. A node has room for one replica, so with
+three replicas the killed node has one.
 """
 
 import json
@@ -58,8 +58,7 @@ def main() -> None:
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": int(port)})
         options = {"autoscaling_config": SCALING, "graceful_shutdown_timeout_s": DRAIN_SECONDS}
-        application = deployment({"repository": repository}).options(**options).bind()
-        serve.run(application, name="preblock", route_prefix="/")
+        serve.run(deployment({"repository": repository}).options(**options).bind(), name="preblock", route_prefix="/")
         report(running())
         for line in sys.stdin:
             command = line.strip()
@@ -67,8 +66,6 @@ def main() -> None:
                 break
             if command == "remove":
                 cluster.remove_node(workers.pop(), allow_graceful=False)
-            elif command == "update":
-                serve.run(application, name="preblock", route_prefix="/")
             report(running())
     finally:
         serve.shutdown()
