@@ -1,6 +1,5 @@
 """Errors of the OpenAI API, through OpenAI's own client."""
 
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import httpx
 import openai
 import pytest
 
+from preblock.service.core.auth import new_key
 from tests.clients.openai_api.responses import MEAN, connected
 from tests.support.protocols import ITEM_FIELDS
 from tests.support.servers import LOADING_HINT, serve
@@ -117,22 +117,25 @@ def test_known_errors_have_openai_codes(
     assert error.body["message"].startswith(message)
 
 
-def test_wrong_key_returns_openai_error(tiny_repository: Path, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.toml"
-    keys.write_text(f'[[keys]]\nname = "bert"\nsha256 = "{sha256(b"known").hexdigest()}"\nmodels = ["bert"]\n')
+def test_refused_access_has_openai_codes(tiny_repository: Path, tmp_path: Path) -> None:
+    known, other = (new_key(name, ("bert",), admin=False) for name in ("known", "other"))
+    (tmp_path / "keys.toml").write_text(known[1] + other[1])
+    limits = {"PREBLOCK_API_KEYS_FILE": str(tmp_path / "keys.toml"), "PREBLOCK_RATE_LIMIT_PER_SECOND": "0.01"}
     with (
-        serve(tiny_repository, "--api-keys-file", str(keys)) as running,
+        serve(tiny_repository, **limits) as running,
         connected(running, "unknown") as stranger,
-        connected(running, "known") as client,
+        connected(running, known[0]) as client,
+        connected(running, other[0]) as narrow,
     ):
-        error = refusal(stranger)
         assert len(client.embeddings.create(model="bert", input="a", extra_body=MEAN).data) == 1
-        forbidden = refusal(client, model="gpt", input=[1])
-    assert isinstance(error, openai.AuthenticationError)
-    assert (error.type, error.param, error.code) == ("invalid_request_error", None, "invalid_api_key")
-    assert error.response.headers["WWW-Authenticate"] == "Bearer"
-    assert isinstance(forbidden, openai.PermissionDeniedError)
-    assert (forbidden.code, forbidden.param) == ("model_not_found", "model")
+        errors = [refusal(stranger), refusal(narrow, model="gpt", input=[1]), refusal(client)]
+    expected = [openai.AuthenticationError, openai.PermissionDeniedError, openai.RateLimitError]
+    assert [type(error) for error in errors] == expected
+    assert [(error.type, error.param, error.code) for error in errors] == [
+        ("invalid_request_error", None, "invalid_api_key"),
+        ("invalid_request_error", "model", "model_not_found"),
+        ("requests", None, "rate_limit_exceeded"),
+    ]
 
 
 def test_sentence_embedding_of_other_model_is_refused(tiny_openai: openai.OpenAI) -> None:
@@ -141,14 +144,6 @@ def test_sentence_embedding_of_other_model_is_refused(tiny_openai: openai.OpenAI
         assert (error.status_code, error.param) == (400, "pooling")
         assert "model bert has no sentence embeddings" in error.message
         assert 'set pooling to "mean", "first", "last"' in error.message
-
-
-def test_request_over_rate_limit_raises_rate_limit_error(tiny_repository: Path) -> None:
-    with serve(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.01") as running, connected(running) as client:
-        client.embeddings.create(model="gpt", input=[1], extra_body=MEAN)
-        error = refusal(client, model="gpt", input=[1])
-    assert isinstance(error, openai.RateLimitError)
-    assert (error.type, error.code) == ("requests", "rate_limit_exceeded")
 
 
 def test_unknown_route_returns_openai_error(tiny_http: httpx.Client) -> None:
