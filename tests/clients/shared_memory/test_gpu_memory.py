@@ -1,4 +1,4 @@
-"""Memory of a real GPU, which sessions take and give back, each test in a process of its own."""
+"""Memory of a real GPU, which sessions take and give back, in a process of its own."""
 
 import subprocess
 import sys
@@ -9,31 +9,15 @@ import pytest
 from preblock.service.runtime.providers import cuda_unavailable_reason
 from tests.support.paths import ROOT
 
-BEGIN = """
+REOPEN = """
 import gc, os, sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
 import numpy as np
 from benchmarks.cuda.load import used_memory
 from preblock.service.runtime.providers import CUDA, cuda_unavailable_reason
 from preblock.service.runtime.session import open_session
 assert cuda_unavailable_reason() is None
 feeds = {"input_ids": np.array([[1, 2, 3]]), "offset": np.zeros(1, np.int64)}
-"""
-THREADS = """
-session = open_session(Path(sys.argv[1]), CUDA)
-together = Barrier(8)
-def call(_):
-    together.wait()
-    session.run(feeds)
-session.warm_up(feeds)
-before = used_memory(os.getpid())
-with ThreadPoolExecutor(8) as pool:
-    list(pool.map(call, range(64)))
-    print(1, before, used_memory(os.getpid()))
-"""
-REOPEN = """
 found, used = set(), []
 for _ in range(20):
     session = open_session(Path(sys.argv[1]), CUDA)
@@ -48,10 +32,9 @@ print(len(found), used[1], used[-1])
 
 @pytest.mark.gpu
 @pytest.mark.skipif(cuda_unavailable_reason() is not None, reason="CUDA does not work here")
-@pytest.mark.parametrize("code", [THREADS, REOPEN], ids=["threads", "sessions"])
-def test_repeated_use_takes_no_gpu_memory(code: str, tiny_repository: Path) -> None:
-    """Of many threads, and of sessions: each takes over the stream of the one before."""
-    command = (sys.executable, "-c", BEGIN + code, tiny_repository / "gpt" / "1")
+def test_reopened_sessions_take_no_gpu_memory(tiny_repository: Path) -> None:
+    """Each takes over the stream of the one before."""
+    command = (sys.executable, "-c", REOPEN, tiny_repository / "gpt" / "1")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     different, before, after = map(int, done.stdout.split())
     assert different == 1
