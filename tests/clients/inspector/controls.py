@@ -67,11 +67,6 @@ def resize(page: Page, width: int, scheme: str = "light") -> None:
     page.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     page.call("Emulation.setScrollbarsHidden", hidden=True)
-    draw(page)
-
-
-def draw(page: Page) -> None:
-    """Wait until the page is drawn."""
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
@@ -106,8 +101,11 @@ def check_accessibility(page: Page) -> None:
     assert not [finding for finding in found if finding["impact"] in ("serious", "critical")], found
 
 
-def pixels(page: Page, name: str) -> str:
-    return str(page.evaluate(f"document.getElementById('{name}').toDataURL()"))
+def count_colours(page: Page, name: str) -> int:
+    """Return the number of different colours in a picture."""
+    picture = f"document.getElementById('{name}')"
+    data = f"{picture}.getContext('2d').getImageData(0, 0, {picture}.width, {picture}.height).data.buffer"
+    return int(page.evaluate(f"new Set(new Uint32Array({data})).size"))
 
 
 def ticks(page: Page, picture: str, axis: str) -> Any:
