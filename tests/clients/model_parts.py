@@ -29,20 +29,6 @@ def write_decoder(file: Path, width: int) -> None:
     )
 
 
-def write_layers_decoder(file: Path, width: int, layers: int, size: int) -> None:
-    """Write a decoder with its `inputs_embeds` and `per_layer_inputs` as outputs."""
-    _write(
-        file,
-        f"""
-        decoder (float[B, L, {width}] inputs_embeds, float[B, L, {layers}, {size}] per_layer_inputs)
-             => (float[B, L, {width}] logits, float[B, L, {layers}, {size}] layers) {{
-          logits = Identity (inputs_embeds)
-          layers = Identity (per_layer_inputs)
-        }}
-        """,
-    )
-
-
 def write_vision(file: Path, width: int) -> None:
     """Write a vision encoder with its input as features."""
     _write(

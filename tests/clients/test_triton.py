@@ -1,24 +1,16 @@
-"""`preblock convert --layout triton`, read with the schema of Triton's client; and its settings in onnxruntime."""
+"""`preblock convert --layout triton`, read with the schema of Triton's client."""
 
 import shutil
 from pathlib import Path
 
-import numpy as np
 import onnxruntime
 import pytest
 from google.protobuf import text_format
-from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2 as triton
 
 from preblock.export.errors import ExportError
-from preblock.export.exporter import export, export_loaded
 from preblock.export.layouts.triton import write_config
-from preblock.export.source import LoadedSource
-from preblock.models.modules.stems import AudioConfig, AudioStem
 from preblock.service.artifacts.catalog import find_artifacts
-from preblock.service.artifacts.manifest import Source
-from preblock.service.runtime.session import Session
-from tests.families.library_models import save
 from tests.support import commands
 from tests.support.artifacts import copy_artifact
 
@@ -85,36 +77,6 @@ def test_config_describes_the_graph_as_onnxruntime_does(name: str, tmp_path: Pat
         ]
 
 
-def test_config_describes_an_audio_stem(tmp_path: Path) -> None:
-    stem = AudioStem(AudioConfig(family="whisper/encoder", width=8, channels=5, positions=6))
-    export_loaded(LoadedSource(stem, Source(kind="module")), "whisper", tmp_path)
-    config = read(write_config(tmp_path / "whisper"))
-    (taken,) = config.input
-    assert (taken.name, taken.data_type, list(taken.dims)) == ("input_features", triton.TYPE_FP32, [-1, 5, 12])
-    assert {name: value.string_value for name, value in config.parameters.items()} == {"family": "whisper/encoder"}
-
-
-def test_triton_optimization_level_keeps_bits(tmp_path: Path) -> None:
-    save("nomic_bert", tmp_path / "nomic_bert")
-    folder = export(str(tmp_path / "nomic_bert"), "nomic_bert", tmp_path / "repository").folder
-    ids = np.random.default_rng(0).integers(3, 90, (8, 32))
-    feeds = {"input_ids": ids, "offset": np.arange(8), "token_type_ids": ids * 0}
-
-    def run(level: onnxruntime.GraphOptimizationLevel) -> NDArray[np.float32]:
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = level
-        session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
-        found: NDArray[np.float32] = session.run(None, feeds)[0]
-        return found
-
-    proven = Session(folder).run(feeds)["embeddings"]
-    assert np.array_equal(run(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC), proven)  # the meaning of -1
-    assert not np.array_equal(run(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL), proven)
-
-
-def test_convert_of_missing_model_fails(triton_repository: Path, tmp_path: Path) -> None:
-    done = commands.run(commands.preblock, "convert", "nope", "--layout", "triton", "--repository", triton_repository)
-    message = f"preblock: the repository {triton_repository} has no model 'nope'; it has bert, gpt\n"
-    assert (done.returncode, done.stderr) == (1, message)
+def test_config_of_a_missing_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="holds no version of a model"):
         write_config(tmp_path / "none")
