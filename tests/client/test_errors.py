@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from collections import UserString
 from collections.abc import Callable
 from typing import Any
 
@@ -36,15 +35,13 @@ def test_problem_response_becomes_error_of_its_kind() -> None:
     [
         (502, b'{"status": "error", "message": "bad"}', "status 502", 'status 502: {"status": "error", "message": "'),
         (503, b'{"status": null}', "Unavailable", 'status 503: {"status": null}'),
-        (403, b'{"kind": "Status", "status": "Failure"}', "status 403", 'status 403: {"kind": "Status", "status": "'),
-        (500, b'{"detail": {"a": 1}}', "status 500", 'status 500: {"detail": {"a": 1}}'),
         (401, b'{"error": {"code": 401}}', "Unauthenticated", 'status 401: {"error": {"code": 401}}'),
         (201, b'{"status": 404, "detail": "x"}', "status 201", "x"),
         (404, b'{"status": 404, "error": "Not Found"}', "NotFound", "Not Found"),
         (502, b'{"message": "' + b"x" * 1000, "status 502", 'status 502: {"message": "xxx'),
         (502, b"[" * 100_000, "status 502", "status 502: [[["),
     ],
-    ids=range(9),
+    ids=range(7),
 )
 def test_response_of_gateway_becomes_error(status: int, body: bytes, kind: str, text: str) -> None:
     error = errors.of_problem(status, body)
@@ -66,31 +63,22 @@ def test_answer_without_a_header_of_tensors_is_rejected(connect: Connect, flaky:
         ([1, 2.5], {}, "Invalid", "input_ids[1]"),
         ([], {}, "Invalid", "input_ids"),
         ("text", {}, "Invalid", "input_ids"),
-        ([print], {}, "Invalid", "input_ids"),
         ([[1, 2]] * 40000, {}, "TooLarge", "input_ids"),
         ([1], {"indices": {"word": [1]}}, "Invalid", "field"),
         ([1], {"indices": {"offset": 1}}, "Invalid", "indices"),
         ([1], {"indices": {"token_type_ids": [1]}, "token_type_ids": [1]}, "Invalid", "indices"),
         ([1], {"indices": [1]}, "Invalid", "indices"),
-        ([1], {"indices": {1: [1]}}, "Invalid", "indices"),
-        ([1], {"indices": {"word": None}}, "Invalid", "indices"),
         ([1], {"indices": {"step": [1]}}, "Invalid", "indices"),
-        ([1], {"dtype": "float64"}, "Invalid", "dtype"),
         ([1], {"dtype": np.float16}, "Invalid", "dtype"),
         ([1], {"output": "rotary_cos"}, "Invalid", "output"),
         ([1], {"output": ["embeddings"]}, "Invalid", "output"),
-        ([1], {"output": "embeddings,token_embeddings"}, "Invalid", "output"),
         ([1], {"model": None}, "Invalid", "model"),
         ([1], {"model": "none"}, "NotFound", "model"),
         ([1], {"model": "../gpt"}, "Invalid", "model"),
-        ([1], {"model": ""}, "Invalid", "model"),
         ([1], {"model": ".."}, "Invalid", "model"),
         ([1], {"version": 7}, "NotFound", "version"),
         ([1], {"offset": float("nan")}, "Malformed", "body"),
         ([1], {"offset": {1}}, "Invalid", "offset"),
-        ([1], {"offset": bytearray(b"1")}, "Invalid", "offset"),
-        ([1], {"offset": {(1, 2): 3}}, "Invalid", "offset"),
-        ([1], {"offset": UserString("1")}, "Invalid", "offset"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -110,6 +98,8 @@ def test_names_of_other_calls_are_checked(tiny_client: Any) -> None:
         ("text", lambda: tiny_client.text(b"abc", model="gpt")),
         ("dtype", lambda: tiny_client.bias(1, 1, model="gpt", dtype=np.float16)),
         ("dtype", lambda: tiny_client.embed([1], model="gpt", dtype=torch.float16)),
+        ("input_ids", lambda: tiny_client.prompt_embeds(model="bert")),
+        ("input_ids", lambda: tiny_client.prompt_embeds([1], text="a", model="bert")),
     ]
     for field, call in calls:
         with raises_kind("Invalid") as raised:
@@ -139,19 +129,13 @@ def test_rows_without_plain_integers_are_rejected(tiny_client: Any) -> None:
     [
         ("127.0.0.1:8000", "127.0.0.1:8000"),
         ("ftp://host", "ftp://host"),
-        ("http://", "http://"),
         ("http://host:port", "http://host:port"),
         ("", "nothing"),
         ("http://a:65536", "http://a:65536"),
         ("http://a/?b", "http://a/?b"),
-        ("http://a#b", "http://a#b"),
-        ("http://a?", "http://a?"),
         (f"http://{'a' * 64}.example", f"http://{'a' * 64}.example"),
-        ("http://a..b", "http://a..b"),
         ("http+unix://a", "http+unix://a"),
         (None, "None"),
-        (8000, "8000"),
-        (b"http://a", "b'http://a'"),
         ([None], "None"),
         ([], "no address"),
         (["http://a", "https://b"], "addresses with http:// and with https://"),

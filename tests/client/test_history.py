@@ -65,27 +65,15 @@ def test_headers_and_query_carry_contexts(kinds_server: Server, session: Session
         assert response.headers["Preblock-Next-Offset"] == "6,9"
 
 
-@pytest.mark.parametrize(
-    ("model", "fields", "detail"),
-    [
-        (
-            "ngrams",
-            {"offset": 3},
-            "context: got nothing, expected the last 2 ids before each row, since row 0 begins at 3",
-        ),
-        ("ngrams", {"context": [[1]]}, "context[0]: got 1 ids, expected 2 ids, the last ones before the row"),
-        ("ngrams", {"context": [1, 2, 3]}, "context: got 3 ids, expected 2 ids"),
-        ("ngrams", {"context": [[1, 2], [3, 4]]}, "context: got 2 rows, expected 1 rows"),
-        ("ngrams", {"context": [[1, 99]]}, "context[0][1]: got 99, expected 0 to 98"),
-        ("ngrams", {"context": [[1, "a"]]}, "context[0][1]: got 'a', expected a 64-bit integer"),
-        ("ngrams", {"context": 5}, "context: got 5, expected a list of integers"),
-        ("gpt", {"context": [1, 2], "output": "embeddings"}, "context is not an input"),
-    ],
-)
-def test_bad_contexts_are_refused(kinds_server: Server, model: str, fields: dict[str, Any], detail: str) -> None:
-    body = {"input_ids": [5], "output": OUTPUT} | fields
-    response = httpx.post(f"{kinds_server.address}/models/{model}/embed", json=body)
-    assert (response.status_code, response.json()["detail"][: len(detail)]) == (422, detail)
+def test_bad_contexts_are_refused(kinds_server: Server) -> None:
+    for context, detail in (
+        ([1, 2, 3], "context: got 3 ids, expected 2 ids"),
+        ([[1, "a"]], "context[0][1]: got 'a', expected a 64-bit integer"),
+        (5, "context: got 5, expected a list of integers"),
+    ):
+        body = {"input_ids": [5], "output": OUTPUT, "context": context}
+        response = httpx.post(f"{kinds_server.address}/models/ngrams/embed", json=body)
+        assert (response.status_code, response.json()["detail"][: len(detail)]) == (422, detail)
 
 
 TENSORS = {
@@ -209,8 +197,6 @@ def test_new_row_at_later_position_needs_a_context(kinds_client: Client, session
         found = stream.step([[6], [7, 8]], position_ids=[[9], [0, 3]])
         assert found.tobytes() == run(session, [5, 6])[1:].tobytes() + run(session, [7, 8]).tobytes()
         stream.rewind([0, 0])
-        with pytest.raises(errors.RequestError, match=message.format(0, 7)):
-            stream.step([[5], [6]], position_ids=[[7], [0]])
         for positions in ([[-1], [0]], [[7], [0, 1]], [[2**62], [0]]):
             with pytest.raises(errors.RequestError, match=r"^position_ids"):
                 stream.step([[5], [6]], position_ids=positions)

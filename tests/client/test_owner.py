@@ -15,7 +15,6 @@ import pytest
 
 import preblock
 from preblock.client import errors
-from preblock.client.errors import ClientError
 from tests.client.conftest import call, raises_kind
 from tests.client.flaky_proxy import FlakyProxy
 
@@ -25,23 +24,21 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"
 
 
 def in_child(call: Callable[[], T]) -> T:
-    """Return the result of `call` in a fork of this process, or raise its error of the client here."""
+    """Return the result of `call` in a fork of this process, or raise its error here."""
     context = multiprocessing.get_context("fork")
-    results: multiprocessing.SimpleQueue[tuple[bool, Any]] = context.SimpleQueue()
+    results: multiprocessing.SimpleQueue[Any] = context.SimpleQueue()
 
     def run() -> None:
         try:
-            results.put((True, call()))
-        except ClientError as error:
-            results.put((False, error))
-        except BaseException as error:
-            results.put((False, RuntimeError(repr(error))))
+            results.put(call())
+        except Exception as error:
+            results.put(error)
 
     child = context.Process(target=run)
     child.start()
-    succeeded, result = results.get()
+    result = results.get()
     child.join(30)
-    if not succeeded:
+    if isinstance(result, Exception):
         raise result
     answer: T = result
     return answer

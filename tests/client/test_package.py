@@ -1,18 +1,13 @@
 """The public names, the signatures and the imports of the client."""
 
 import inspect
-import pydoc
 import re
 import subprocess
 import sys
 
 import pytest
 
-import preblock
-from preblock import client
-from preblock.client import AsyncClient, Client, errors
-from preblock.client.async_stream import AsyncDecodeStream
-from preblock.client.sync_stream import DecodeStream
+from preblock.client import Client, errors
 from tests.support.paths import ROOT
 from tools.generate_sync import FILES, FOLDER, generate
 
@@ -23,15 +18,6 @@ CALLS = ("embed", "text", "prompt_embeds", "bias", "models", "model", "ready", "
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
-
-
-def test_package_exports_only_public_names() -> None:
-    assert client.__all__ == ["AsyncClient", "Client", "Embeddings", "Model", "connect", "connect_async"]
-    assert (preblock.connect, preblock.connect_async) == (Client, AsyncClient)
-    assert {"connect", "connect_async", "__version__"} <= set(dir(preblock))
-    with pytest.raises(AttributeError, match="no attribute 'conect'"):
-        _ = preblock.conect  # type: ignore[attr-defined]
-    assert (ROOT / "preblock/py.typed").is_file()
 
 
 @pytest.mark.parametrize(
@@ -57,20 +43,6 @@ def test_bfloat16_without_ml_dtypes_fails_with_install_hint() -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_sync_client_files_match_generator(name: str) -> None:
     assert (FOLDER / f"sync_{name}.py").read_text(encoding="utf-8") == generate(name)
-
-
-def test_help_shows_names_of_types_and_values_of_options() -> None:
-    for kind, names in ((Client, CALLS), (AsyncClient, CALLS), (DecodeStream, STEPS), (AsyncDecodeStream, STEPS)):
-        page = pydoc.plain(pydoc.render_doc(kind))
-        assert "collections.abc" not in page
-        assert "Async" in kind.__name__ or not re.search("Async|await", page)
-        for name in names:
-            # Since Python 3.13, pydoc writes each parameter of a long signature into a line of its own.
-            method = pydoc.plain(pydoc.render_doc(getattr(kind, name)))
-            assert re.search(rf"^(async )?{name}\(\s*self\b.*^    \w", method, re.MULTILINE | re.DOTALL), name
-    page = pydoc.plain(pydoc.render_doc(Client))
-    assert "position_ids: 'Rows | Sequence[Rows] | None' = None" in page
-    assert 'dtype: "float32", "float16", "bfloat16" (with the package ml_dtypes), or "stored"' in page
 
 
 def test_client_docs_name_every_method_error_and_option() -> None:

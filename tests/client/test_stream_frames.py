@@ -10,7 +10,6 @@ import pytest
 
 from preblock.client import errors
 from preblock.client.async_stream import AsyncDecodeStream
-from preblock.client.messages import MAX_FURTHER_INPUTS
 from preblock.client.sync_stream import DecodeStream
 from tests.client.conftest import Waiting, raises_kind
 
@@ -91,13 +90,11 @@ def opened(scripted: Script, *answers: bytes, **document: Any) -> tuple[Any, Scr
     [
         b"",
         b'{"closing":"idle","next_offset":[5]}',
-        b'{"next_offset":[5]}',
         b'{"next_offset":[6],"shape":[1,1,1],"dtype":"float32","embeddings":"AAAAAA==","step":2}',
         b"{",
         HEADER.pack(b"INCQ", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0") + ONE,
         HEADER.pack(b"PRBK", 1, 2, 0, 1, 1, 1, 1, b"\1\0\0") + ONE,
         HEADER.pack(b"PRBK", 2, 4, 0, 1, 1, 1, 1, b"\1\0\0") + ONE,
-        HEADER.pack(b"PRBK", 2, 2, 16, 1, 1, 1, 1, b"\1\0\0") + ONE,
         HEADER.pack(b"PRBK", 2, 2, 0, 2, 1, 1, 1, b"\1\0\0") + ONE,
         HEADER.pack(b"PRBK", 2, 10, 0, 1, 1, 0, 0, bytes(3)) + struct.pack("<q", 6),
         HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIff", 6, 1, 1, 0.5, 1),
@@ -136,14 +133,6 @@ def test_stream_frames_match_documented_format(scripted: Script) -> None:
     stream.rewind(6)
     assert socket.sent[1] == HEADER.pack(b"PRBK", 2, 4, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 6)
     assert stream.offset == [6]
-
-
-def test_input_without_a_flag_is_sent_as_json(scripted: Script) -> None:
-    names = [f"input{number}" for number in range(MAX_FURTHER_INPUTS + 1)]
-    answer = b'{"next_offset":[6],"shape":[1,1,1],"dtype":"float32","use_as":"","embeddings":"AAAAPw==","step":1}'
-    stream, socket = opened(scripted, answer, indices=names)
-    assert stream.step([7], indices={names[-1]: [1]}).tolist() == [[[0.5]]]
-    assert json.loads(socket.sent[-1]) == {"input_ids": [[7]], names[-1]: [[1]], "step": 1, "offset": [5]}
 
 
 @pytest.mark.parametrize(
