@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,9 @@ from tests.support.artifacts import copy_artifact
 from tests.support.servers import Server, free_port, serve
 
 
-@dataclass(frozen=True)
-class Secure:
-    """A server with TLS that asks for a certificate, its authority, and files of a client's certificate."""
-
-    address: str
-    ca: Path
-    together: Path
-    certificate: Path
-    key: Path
-
-
 @pytest.fixture(scope="module")
-def secure(tmp_path_factory: pytest.TempPathFactory, tiny_repository: Path) -> Iterator[Secure]:
+def secure(tmp_path_factory: pytest.TempPathFactory, tiny_repository: Path) -> Iterator[tuple[str, dict[str, Path]]]:
+    """The address of a server with TLS that asks for a certificate, and files of its authority and of a client."""
     folder, ca = tmp_path_factory.mktemp("tls"), trustme.CA()
     server, client = ca.issue_cert("127.0.0.1"), ca.issue_cert("client.example")
     contents = {
@@ -45,31 +34,32 @@ def secure(tmp_path_factory: pytest.TempPathFactory, tiny_repository: Path) -> I
     files = {name: folder / f"{name}.pem" for name in contents}
     for name, content in contents.items():
         content.write_to_path(str(files[name]))
-    own = files.pop("server")
-    options = ("--tls-cert-file", own, "--tls-key", own, "--tls-client-ca", files["ca"])
-    with serve(tiny_repository, *map(str, options)) as running:
-        yield Secure(running.address, **files)
+    own, authority = str(files["server"]), str(files["ca"])
+    with serve(tiny_repository, "--tls-cert-file", own, "--tls-key", own, "--tls-client-ca", authority) as running:
+        yield running.address, files
 
 
-def test_client_certificates_work_for_calls_and_streams(connect: Connect, secure: Secure) -> None:
+def test_client_certificates_work_for_calls_and_streams(connect: Connect, secure: tuple[str, dict[str, Path]]) -> None:
+    address, files = secure
     for verify, cert in (
-        (secure.ca, secure.together),
-        (str(secure.ca), (secure.certificate, secure.key)),
-        (False, (str(secure.certificate), str(secure.key))),
+        (files["ca"], files["together"]),
+        (False, (str(files["certificate"]), str(files["key"]))),
     ):
-        client = connect(secure.address, verify=verify, cert=cert)
+        client = connect(address, verify=verify, cert=cert)
         vectors = client.embed([1, 2], model="gpt").vectors
         with client.decode("gpt") as stream:
             assert np.array_equal(stream.step([1, 2]), vectors)
 
 
-@pytest.mark.parametrize("trusted", [False, True], ids=["unknown authority", "no own certificate"])
-def test_missing_certificate_raises_connection_error(connect: Connect, secure: Secure, trusted: bool) -> None:
-    client = connect(secure.address, retries=0, verify=secure.ca) if trusted else connect(secure.address, retries=0)
-    with pytest.raises(errors.ConnectionFailed, match=secure.address):
-        client.models()
-    with pytest.raises(errors.NoAnswer, match=secure.address), client.decode("gpt"):
-        pass
+def test_missing_certificate_raises_connection_error(connect: Connect, secure: tuple[str, dict[str, Path]]) -> None:
+    """First no own certificate, then an unknown authority."""
+    address, files = secure
+    for options in ({"verify": files["ca"]}, {}):
+        client = connect(address, retries=0, **options)
+        with pytest.raises(errors.ConnectionFailed, match=address):
+            client.models()
+        with pytest.raises(errors.NoAnswer, match=address), client.decode("gpt"):
+            pass
 
 
 def test_unreadable_certificate_is_rejected(tmp_path: Path) -> None:
@@ -134,11 +124,9 @@ def test_client_unloads_and_loads_models(connect: Connect, tmp_path: Path, tiny_
     copy_artifact("gpt", tmp_path)
     with serve(tmp_path, "--model-control", "explicit", "--load-model", "*") as server:
         client = connect(server.address)
-        expected = client.embed([1], model="gpt").vectors
-        client.unload("gpt")
-        assert client.ready("gpt") is False
-        client.load("gpt")
-        assert np.array_equal(client.embed([1], model="gpt").vectors, expected)
+        for change, ready in ((client.unload, False), (client.load, True)):
+            change("gpt")
+            assert client.ready("gpt") is ready
         with pytest.raises(errors.RequestError, match="none"):
             client.load("none")
     with raises_kind("Forbidden", match="model_control"):
