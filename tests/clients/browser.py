@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
+
+from tests.support.waiting import wait_until
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -46,10 +47,7 @@ class Page:
 
     def wait_for(self, condition: str) -> None:
         """Wait until an expression is true."""
-        deadline = time.monotonic() + 60
-        while not self.evaluate(f"!!({condition})"):
-            assert time.monotonic() < deadline, condition
-            time.sleep(0.05)
+        wait_until(lambda: self.evaluate(f"!!({condition})"), 60, 0.05)
 
 
 @contextmanager
@@ -69,8 +67,10 @@ def browsing(address: str, profile: Path) -> Iterator[Page]:
     ]
     with subprocess.Popen([CHROMIUM, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            port = _wait_for(profile / "DevToolsActivePort", process)
-            with connect(f"ws://127.0.0.1:{port[0]}{port[1]}", max_size=2**26) as connection:
+            file = profile / "DevToolsActivePort"
+            wait_until(lambda: file.exists() and len(file.read_text().splitlines()) == 2, 60, 0.05)
+            port, path = file.read_text().splitlines()
+            with connect(f"ws://127.0.0.1:{port}{path}", max_size=2**26) as connection:
                 page = Page(connection)
                 target = page.call("Target.createTarget", url=address)["targetId"]
                 page.session = page.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -79,13 +79,3 @@ def browsing(address: str, profile: Path) -> Iterator[Page]:
         finally:
             process.terminate()
             process.wait(30)
-
-
-def _wait_for(file: Path, process: subprocess.Popen[bytes]) -> list[str]:
-    """Return port and path of the browser, once it has written them."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        if file.exists() and len(lines := file.read_text().splitlines()) == 2:
-            return lines
-        time.sleep(0.05)
-    raise AssertionError(f"the browser did not start: {process.poll()}")
