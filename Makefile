@@ -15,8 +15,7 @@ REPOSITORY := model_repository
 PARSERS := v2 stem json frames npy raw safetensors protobuf manifest graphs
 # Clients with conflicting requirements get separate environments.
 CLIENTS := kserve==0.21.0 mlserver==1.7.1 langchain-openai==1.7.4 openvino==2026.4.1 onnxruntime-genai==0.18.0
-# Later versions of langchain-huggingface refuse the address of a server.
-CLIENTS += langchain-huggingface==1.2.1 llama-index-embeddings-text-embeddings-inference==0.6.0
+CLIENTS += llama-index-embeddings-text-embeddings-inference==0.6.0
 # Ray is too large for `make clients`, and its test starts a cluster.
 RAY := ray[serve]==2.60.0
 # The compiler of the kernel for GPUs. A newer release would need a newer driver.

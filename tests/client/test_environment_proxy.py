@@ -1,6 +1,5 @@
 """Proxies of the environment: calls and streams choose the same one."""
 
-import importlib.util
 import socket
 from typing import Any
 
@@ -100,12 +99,8 @@ def test_message_names_the_proxy_without_password(
     "proxy",
     [
         *("foo://me:secret@x", "http://[bad", "http://x:port", "http://x:65536", "http://", "http://me:secret@x/path"),
-        pytest.param(
-            "socks5://me:secret@127.0.0.1",
-            marks=pytest.mark.skipif(importlib.util.find_spec("socksio") is not None, reason="httpx can use SOCKS"),
-        ),
     ],
-    ids=range(7),
+    ids=range(6),
 )
 def test_malformed_proxy_is_rejected(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     monkeypatch.setenv("HTTP_PROXY", proxy)

@@ -1,6 +1,5 @@
 """Failed calls and openings of streams: which are repeated, when, and where; and how long each may last."""
 
-import asyncio
 import email.utils
 import random
 import subprocess
@@ -15,7 +14,6 @@ import httpx
 import numpy as np
 import pytest
 
-import preblock
 from preblock.client import errors
 from preblock.client.errors import ClientError
 from preblock.client.retry import MAX_PAUSE_SECONDS, of_response, pause
@@ -218,18 +216,3 @@ def open_line(client: Any, kind: str) -> tuple[Callable[[int], Any], Callable[[]
     stream = client.decode("gpt")
     stream.ping()
     return lambda tokens: stream.step(np.zeros((1, tokens), int)), stream.close
-
-
-def test_cancelled_call_leaves_client_usable(flaky: FlakyProxy) -> None:
-    async def cancel() -> None:
-        flaky.script = [STALL]
-        async with preblock.connect_async(flaky.address) as client:
-            call = asyncio.create_task(client.embed([1], model="gpt"))
-            while not flaky.connections:
-                await asyncio.sleep(0.01)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            assert (await client.embed([1], model="gpt")).vectors.shape == (1, 1, 4)
-
-    asyncio.run(cancel())

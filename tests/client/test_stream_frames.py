@@ -1,17 +1,14 @@
 """Frames of a decode stream as the clients read them, from scripted servers."""
 
-import asyncio
 import json
 import struct
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from preblock.client import errors
-from preblock.client.async_stream import AsyncDecodeStream
 from preblock.client.sync_stream import DecodeStream
-from tests.client.conftest import Waiting, raises_kind
+from tests.client.conftest import raises_kind
 
 HEADER = struct.Struct("<4sBBHIIIB3s")
 FIELDS: dict[str, Any] = {"offset": [5], "rows": 1, "output": ["embeddings"], "dtype": "float32"}
@@ -45,40 +42,15 @@ class ScriptedSocket:
         self.sent.append(f"close after {kind}")
 
 
-class AsyncScriptedSocket:
-    """A `ScriptedSocket` for the asynchronous stream."""
-
-    def __init__(self, script: ScriptedSocket) -> None:
-        self._script, self.owner = script, script.owner
-
-    def __getattr__(self, name: str) -> Any:
-        async def call(*arguments: Any) -> Any:
-            return getattr(self._script, name)(*arguments)
-
-        return call
+def scripted(*answers: bytes) -> tuple[DecodeStream, ScriptedSocket]:
+    """Return a stream with one row at offset 5, not open yet, and its socket."""
+    socket: Any = ScriptedSocket(*answers)
+    return DecodeStream(socket, "m", None, dict(FIELDS), retries=1, resume=False), socket
 
 
-Script = Callable[..., tuple[Any, ScriptedSocket]]
-
-
-@pytest.fixture(params=["sync", "async"])
-def scripted(request: pytest.FixtureRequest) -> Iterator[Script]:
-    """A function of answers, which returns a stream with one row at offset 5, not open yet, and its socket."""
-    with asyncio.Runner() as runner:
-
-        def make(*answers: bytes) -> tuple[Any, ScriptedSocket]:
-            socket: Any = ScriptedSocket(*answers)
-            if request.param == "sync":
-                return DecodeStream(socket, "m", None, dict(FIELDS), retries=1, resume=False), socket
-            inner: Any = AsyncScriptedSocket(socket)
-            return Waiting(AsyncDecodeStream(inner, "m", None, dict(FIELDS), retries=1, resume=False), runner), socket
-
-        yield make
-
-
-def opened(scripted: Script, *answers: bytes, **document: Any) -> tuple[Any, ScriptedSocket]:
+def opened(*answers: bytes) -> tuple[DecodeStream, ScriptedSocket]:
     """Return an open stream, and its socket."""
-    stream, socket = scripted(json.dumps(OPENED | document).encode(), *answers)
+    stream, socket = scripted(json.dumps(OPENED).encode(), *answers)
     stream.__enter__()
     assert socket.sent == ["/models/m/decode", json.dumps({"open": FIELDS})]
     socket.sent.clear()
@@ -106,8 +78,8 @@ def opened(scripted: Script, *answers: bytes, **document: Any) -> tuple[Any, Scr
         HEADER.pack(b"PRBK", 2, 11, 0, 0, 1, 0, 0, bytes(3)) + struct.pack("<q", 5) + b"idle",
     ],
 )
-def test_invalid_response_frame_closes_stream(scripted: Script, frame: bytes) -> None:
-    stream, _ = opened(scripted, frame)
+def test_invalid_response_frame_closes_stream(frame: bytes) -> None:
+    stream, _ = opened(frame)
     for _ in range(2):
         with pytest.raises(errors.StreamClosed) as raised:
             stream.step([1])
@@ -115,17 +87,17 @@ def test_invalid_response_frame_closes_stream(scripted: Script, frame: bytes) ->
 
 
 @pytest.mark.parametrize("message", [b"", b"\xff", b"[]", b"{}"])
-def test_opening_with_invalid_response_raises_error(scripted: Script, message: bytes) -> None:
+def test_opening_with_invalid_response_raises_error(message: bytes) -> None:
     stream, socket = scripted(message, message)
     with pytest.raises(errors.ConnectionFailed, match="the server opened no decode stream") as raised:
         stream.__enter__()
     assert socket.sent[-1] == f"close after {raised.type}"
 
 
-def test_stream_frames_match_documented_format(scripted: Script) -> None:
+def test_stream_frames_match_documented_format() -> None:
     answer = HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIff", 7, 2, 1, 0.5, -2)
     state = HEADER.pack(b"PRBK", 2, 10, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 6)
-    stream, socket = opened(scripted, answer, state)
+    stream, socket = opened(answer, state)
     assert stream.step([7, 8], token_type_ids=[0, 1]).tolist() == [[[0.5], [-2]]]
     header = HEADER.pack(b"PRBK", 2, 1, 256 + 4, 1, 1, 2, 0, bytes(3))
     assert socket.sent == [header + struct.pack("<qqqqqI", 7, 8, 0, 1, 5, 2)]
@@ -145,11 +117,11 @@ def test_stream_frames_match_documented_format(scripted: Script) -> None:
         (b',"retry_after":31', None),
     ],
 )
-def test_busy_stream_repeats_message_after_stated_pause(scripted: Script, stated: bytes, least: int | None) -> None:
+def test_busy_stream_repeats_message_after_stated_pause(stated: bytes, least: int | None) -> None:
     """The message gets a new number."""
     busy = HEADER.pack(b"PRBK", 2, 3, 0, 1, 0, 0, 0, bytes(3))
     busy += b'{"type":"urn:preblock:error:Unavailable","status":503,"detail":"full"' + stated + b"}"
-    stream, socket = opened(scripted, busy, HEADER.pack(b"PRBK", 2, 10, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 4))
+    stream, socket = opened(busy, HEADER.pack(b"PRBK", 2, 10, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 4))
     if least is None:
         with raises_kind("Unavailable"):
             stream.rewind(4)

@@ -32,8 +32,6 @@ async def ask(http: str, grpc: str, model: str) -> dict[str, Any]:
             for binary_out in (False, True):
                 asked = request(model, binary_in, parameters={"binary_data_output": binary_out})
                 found["answers"].append(described(await rest.infer(http, asked, model_name=model)))
-        half = request(model, True, parameters={"binary_data_output": True, "dtype": "FP16"})
-        found["half"] = described(await rest.infer(http, half, model_name=model))
         try:
             await rest.infer(http, request(model, False), model_name="nope")
         except httpx.HTTPStatusError as error:
