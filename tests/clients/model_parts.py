@@ -70,13 +70,9 @@ def write_genai_config(folder: Path, width: int) -> None:
     ids = {"bos_token_id": 0, "eos_token_id": [width - 1], "pad_token_id": 0}
     model = ids | {"vocab_size": width, "context_length": 64, "decoder": decoder}
     given = json.loads((folder / "genai_config.embedding.json").read_text())["model"]
-    if "decoder" in given:
-        stage = {"filename": "decoder.onnx", "inputs": names, "outputs": outputs}
-        decoder["pipeline"] = [*given["decoder"]["pipeline"], {"decoder": stage}]
-        model["type"] = "decoder-pipeline"
-    else:
-        vision = {name: {value: value} for name, value in (("inputs", "pixel_values"), ("outputs", "image_features"))}
-        model |= given | {"type": "gemma3", "vision": {"filename": "vision.onnx", **vision}}
+    stage = {"filename": "decoder.onnx", "inputs": names, "outputs": outputs}
+    decoder["pipeline"] = [*given["decoder"]["pipeline"], {"decoder": stage}]
+    model["type"] = "decoder-pipeline"
     search = {"max_length": 64, "do_sample": False}
     (folder / "genai_config.json").write_text(json.dumps({"model": model, "search": search}))
 

@@ -69,21 +69,6 @@ def test_genai_runs_converted_lookup_before_decoder(artifact: Path, tmp_path: Pa
     assert found["ids"] == [*IDS[0], token, int(step.argmax())]
 
 
-def test_genai_replaces_image_tokens_with_features(artifact: Path, tmp_path: Path) -> None:
-    folder, image = tmp_path / "out", 99
-    convert(artifact, "ort-genai", folder, image)
-    write_decoder(folder / "decoder.onnx", WIDTH)
-    write_vision(folder / "vision.onnx", WIDTH)
-    write_genai_config(folder, WIDTH)
-    prompt = [5, image, image, 3, image, 9]
-    features = np.arange(3 * WIDTH, dtype=np.float32).reshape(3, WIDTH)
-    expected = look_up(artifact, [prompt])
-    expected[0, [1, 2, 4]] = features
-    found = ask("onnxruntime-genai", "genai_decoder.py", str(folder), json.dumps(prompt), json.dumps(features.tolist()))
-    step = look_up(artifact, [[int(expected[0, -1].argmax())]])
-    assert found["steps"] == [[[1, 6, WIDTH], expected.tobytes().hex()], [[1, 1, WIDTH], step.tobytes().hex()]]
-
-
 def embed_in_javascript(folder: Path, dtype: str) -> Any:
     if not (PROJECT / "node_modules/@huggingface").is_dir() or shutil.which("node") is None:
         pytest.skip("there is no transformers.js; `make clients` installs it")

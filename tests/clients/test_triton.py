@@ -8,7 +8,6 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as triton
 
-from preblock.export.errors import ExportError
 from preblock.export.layouts.triton import write_config
 from preblock.service.artifacts.catalog import find_artifacts
 from tests.support import commands
@@ -75,8 +74,3 @@ def test_config_describes_the_graph_as_onnxruntime_does(name: str, tmp_path: Pat
             (node.name, types[node.type], [size if isinstance(size, int) else -1 for size in node.shape])
             for node in nodes
         ]
-
-
-def test_config_of_a_missing_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="holds no version of a model"):
-        write_config(tmp_path / "none")

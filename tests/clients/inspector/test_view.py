@@ -1,7 +1,5 @@
 """The look of the inspector: its width, colours, accessibility and use by keyboard."""
 
-from typing import Any
-
 import pytest
 
 from tests.clients.browser import CHROMIUM, Page
@@ -36,26 +34,6 @@ def test_page_is_accessible_in_every_width_and_color_scheme(width: int, scheme: 
     wait_for_view(page, "stream")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     check_accessibility(page)
-
-
-def rectangles(page: Page, selector: str) -> Any:
-    """Return left, top, right and bottom of elements in the window."""
-    return page.evaluate(f"""Array.from(document.querySelectorAll({selector!r}), (element) => {{
-        const {{left, top, right, bottom}} = element.getBoundingClientRect();
-        return [left, top, right, bottom]; }})""")
-
-
-def test_wide_page_has_two_columns_and_navigation_stays(page: Page) -> None:
-    resize(page, 1280)
-    for model, panels in (("gpt", "#embed, #positions"), ("wordllama", "#embed, #neighbours")):
-        choose(page, model)
-        left, right = rectangles(page, panels)
-        assert (left[1], left[2] < right[0]) == (right[1], True)
-        page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
-        assert page.evaluate("scrollY > 0 && document.querySelector('.top').getBoundingClientRect().top === 0")
-        page.evaluate("document.querySelector('nav a').click()")
-        header, overview = rectangles(page, ".top, #overview")
-        assert header[3] <= overview[1]
 
 
 def test_tab_key_reaches_every_control(page: Page) -> None:

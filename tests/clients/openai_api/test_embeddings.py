@@ -145,16 +145,8 @@ def test_truncate_prompt_tokens_truncates_ids(create: Create) -> None:
 
 def test_fields_of_peers_are_ignored_and_listed(openai_client: openai.OpenAI, create: Create) -> None:
     raw = openai_client.embeddings.with_raw_response.create
-    ignored: dict[str, Any] = {
-        "input_type": "query",
-        "priority": 1,
-        "metadata": {"input": "another text"},
-        "request_id": "mine",
-        "cache_salt": "salt",
-        "mm_processor_kwargs": {},
-        "truncation_side": "left",
-        "user": "me",
-    }
+    ignored: dict[str, Any] = {"input_type": "query", "metadata": {"input": "another text"}, "mm_processor_kwargs": {}}
+    ignored |= {"priority": 1, "request_id": "mine", "cache_salt": "salt", "truncation_side": "left", "user": "me"}
     used = MEAN | {"endianness": "little", "dimensions": 384}
     for _ in range(2):  # the first request could prepare the second
         found = raw(model="minilm", input=TEXTS, extra_body=used | ignored)

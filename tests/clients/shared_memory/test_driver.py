@@ -19,14 +19,12 @@ from tests.support.servers import serve
     ("function", "reason"),
     [
         ("cuInit", "the NVIDIA driver finds no GPU (CUDA_ERROR_NO_DEVICE)"),
-        ("cuDeviceGetCount", "the NVIDIA driver finds no GPU"),
         pytest.param(
             "",
             "no NVIDIA driver: libcuda.so.1 was not found",
             marks=pytest.mark.skipif(GPU_WORKS, reason="CUDA works here"),
         ),
     ],
-    ids=["cuInit", "cuDeviceGetCount", "no library"],
 )
 def test_server_without_a_gpu_forbids_cuda_regions(
     tiny_repository: Path, tmp_path: Path, function: str, reason: str
