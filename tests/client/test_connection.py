@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import trustme
 
 import preblock
 from preblock.client import errors
@@ -17,25 +16,25 @@ from tests.client.conftest import Connect, raises_kind
 from tests.client.flaky_proxy import STALL, FlakyProxy, canned
 from tests.support.artifacts import copy_artifact
 from tests.support.servers import Server, free_port, serve
+from tests.support.tls import TlsFiles
 
 
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory, tiny_repository: Path) -> Iterator[tuple[str, dict[str, Path]]]:
     """The address of a server with TLS that asks for a certificate, and files of its authority and of a client."""
-    folder, ca = tmp_path_factory.mktemp("tls"), trustme.CA()
-    server, client = ca.issue_cert("127.0.0.1"), ca.issue_cert("client.example")
+    folder = tmp_path_factory.mktemp("tls")
+    tls = TlsFiles(folder)
+    client = tls.ca.issue_cert("client.example")
     contents = {
-        "ca": ca.cert_pem,
-        "server": server.private_key_and_cert_chain_pem,
+        "ca": tls.ca.cert_pem,
         "together": client.private_key_and_cert_chain_pem,
         "certificate": client.cert_chain_pems[0],
         "key": client.private_key_pem,
     }
-    files = {name: folder / f"{name}.pem" for name in contents}
+    files = {name: folder / f"{name} of client.pem" for name in contents}
     for name, content in contents.items():
         content.write_to_path(str(files[name]))
-    own, authority = str(files["server"]), str(files["ca"])
-    with serve(tiny_repository, "--tls-cert-file", own, "--tls-key", own, "--tls-client-ca", authority) as running:
+    with serve(tiny_repository, *tls.options, "--tls-client-ca", str(files["ca"])) as running:
         yield running.address, files
 
 

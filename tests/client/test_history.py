@@ -18,6 +18,7 @@ from preblock.client.sync_client import Client
 from preblock.service.runtime.session import Session
 from tests.client.conftest import Connect
 from tests.client.flaky_proxy import FlakyProxy
+from tests.clients.test_tritonclient import client_of
 from tests.support.servers import Server
 
 END, VALUES = 2, 2 * 64
@@ -73,45 +74,35 @@ def test_bad_contexts_are_refused(kinds_server: Server) -> None:
         assert (response.status_code, response.json()["detail"][: len(detail)]) == (422, detail)
 
 
-TENSORS = {
-    "input_ids": np.array([[5, 6, 7], [8, END, 9]]),
-    "offset": np.array([4]),
-    "context": np.array([[1, 2], [3, 4]]),
-}
+TENSORS = {"input_ids": [[5, 6, 7], [8, END, 9]], "offset": [4], "context": [[1, 2], [3, 4]]}
 
 
 @pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
 def test_open_inference_protocol_takes_and_returns_contexts(
     kinds_server: Server, session: Session, module: Any
 ) -> None:
-    as_json = {"as_json": True} if module is tritonclient.grpc else {}
-    address = kinds_server.grpc if module is tritonclient.grpc else kinds_server.address.removeprefix("http://")
+    client = client_of(module, kinds_server)
 
-    def infer(tensors: dict[str, NDArray[np.int64]], *outputs: str, **options: Any) -> Any:
-        inputs = [module.InferInput(name, values.shape, "INT64") for name, values in tensors.items()]
-        for tensor, values in zip(inputs, tensors.values(), strict=True):
-            tensor.set_data_from_numpy(values)
+    def infer(tensors: dict[str, Any], *outputs: str, **options: Any) -> Any:
         requested = [module.InferRequestedOutput(name) for name in outputs]
-        return triton.infer("ngrams", inputs, outputs=requested, **options)
+        return client.infer("ngrams", client.inputs(**tensors), outputs=requested, **options)
 
-    with module.InferenceServerClient(address) as triton:
-        metadata: Any = triton.get_model_metadata("ngrams", **as_json)
-        shapes = {tensor["name"]: [int(size) for size in tensor["shape"]] for tensor in metadata["inputs"]}
-        assert shapes["context"] == [-1, 2]
-        answer = infer(TENSORS, OUTPUT, "next_context")
-        expected = [run(session, [5, 6, 7], (1, 2)), run(session, [8, END, 9], (3, 4))]
-        assert answer.as_numpy(OUTPUT).tobytes() == np.concatenate(expected).tobytes()
-        assert answer.as_numpy("next_context").tolist() == [[6, 7], [END, 9]]
-        with pytest.raises(Exception, match="next_context needs an n-gram output"):
-            infer(TENSORS, "embeddings", "next_context")
-        found = []
-        for begin, end in ((0, 1), (1, 5), (5, 12)):  # a sequence keeps the context
-            options: dict[str, Any] = {"sequence_id": 7, "sequence_start": begin == 0, "sequence_end": end == 12}
-            found.append(infer({"input_ids": np.array([IDS[begin:end]])}, OUTPUT, **options).as_numpy(OUTPUT))
-        assert np.concatenate(found, axis=1).tobytes() == run(session, IDS).tobytes()
-        infer(TENSORS, OUTPUT, sequence_id=8, sequence_start=True)
-        with pytest.raises(Exception, match="context: got a value, expected nothing, since the sequence keeps it"):
-            infer({name: TENSORS[name] for name in ("input_ids", "context")}, OUTPUT, sequence_id=8)
+    inputs = client.document("get_model_metadata", "ngrams")["inputs"]
+    assert {"name": "context", "datatype": "INT64", "shape": [-1, 2]} in inputs
+    answer = infer(TENSORS, OUTPUT, "next_context")
+    expected = [run(session, [5, 6, 7], (1, 2)), run(session, [8, END, 9], (3, 4))]
+    assert answer.as_numpy(OUTPUT).tobytes() == np.concatenate(expected).tobytes()
+    assert answer.as_numpy("next_context").tolist() == [[6, 7], [END, 9]]
+    with pytest.raises(Exception, match="next_context needs an n-gram output"):
+        infer(TENSORS, "embeddings", "next_context")
+    found = []
+    for begin, end in ((0, 1), (1, 5), (5, 12)):  # a sequence keeps the context
+        options: dict[str, Any] = {"sequence_id": 7, "sequence_start": begin == 0, "sequence_end": end == 12}
+        found.append(infer({"input_ids": [IDS[begin:end]]}, OUTPUT, **options).as_numpy(OUTPUT))
+    assert np.concatenate(found, axis=1).tobytes() == run(session, IDS).tobytes()
+    infer(TENSORS, OUTPUT, sequence_id=8, sequence_start=True)
+    with pytest.raises(Exception, match="context: got a value, expected nothing, since the sequence keeps it"):
+        infer({name: TENSORS[name] for name in ("input_ids", "context")}, OUTPUT, sequence_id=8)
 
 
 def test_stream_equals_one_call_token_by_token(connect: Connect, kinds_server: Server, session: Session) -> None:

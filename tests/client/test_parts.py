@@ -55,9 +55,6 @@ def test_rows_may_have_placeholders_and_text(kinds_client: Any) -> None:
     text = kinds_client.embed(parts=[{"input_ids": [1]}, {"text": "hello"}], model="bert").vectors
     ids = kinds_client.text("hello", model="bert", special_tokens=False, return_tokens=True).input_ids[0]
     assert text.tobytes() == kinds_client.embed([1, *ids.tolist()], model="bert").vectors.tobytes()
-    placeholder = {"token_id": 99, "vectors": GIVEN[:0]}
-    answer = kinds_client.embed(parts=[{"input_ids": [1]}], placeholder=placeholder, model="llama")
-    assert np.array_equal(answer.vectors[0], tokens[:1])
 
 
 def test_prompt_embeds_mix_ids_and_vectors(kinds_client: Any) -> None:

@@ -22,9 +22,8 @@ import pytest
 import torch
 
 import preblock
-from tests.support.artifacts import copy_artifact
 from tests.support.paths import ROOT
-from tests.support.servers import Server, serve
+from tests.support.servers import Server
 
 ENGINES = ROOT / "tests/data/engines"
 
@@ -193,15 +192,6 @@ def test_llama_cpp_finds_the_rows_in_its_batch(tiny_server: Server, tmp_path: Pa
     assert np.array_equal(np.ctypeslib.as_array(batch.embd, (3, 4)), rows)
     assert [batch.pos[:3], batch.n_seq_id[:3], batch.logits[:3]] == [[0, 1, 2], [1, 1, 1], [0, 0, 1]]
     assert [batch.seq_id[token][0] for token in range(3)] == [0, 0, 0]
-
-
-def test_llama_cpp_gets_the_scale_of_its_row(tmp_path: Path) -> None:
-    copy_artifact("gemma", tmp_path / "models")
-    with serve(tmp_path / "models") as server:
-        done = run("llama_cpp_rows.py", server.address, "gemma", "1", folder=tmp_path)
-        without = run("llama_cpp_rows.py", server.address, "gemma", "1", "--gguf", "prompt.f32", folder=tmp_path)
-    assert done.stdout == "prompt.f32: 1 rows of 4 values, token_embeddings\n"
-    assert without.stderr == "--gguf needs llama-cpp-python: pip install llama-cpp-python\n"
 
 
 def test_vllm_example_sends_prompt_embeds(tiny_server: Server, stand_in: tuple[str, type[StandIn]], vllm: Any) -> None:

@@ -85,7 +85,6 @@ def test_models_are_unloaded_and_loaded_with_explicit_control(tiny_repository: P
             assert [model["name"] for model in ready] == ["bert", "bert"]
             client.load_model("gpt")
             assert client.is_model_ready("gpt")
-            assert client.infer("gpt", client.inputs(input_ids=IDS)).as_numpy("embeddings").shape == (2, 3, 4)
             with pytest.raises(InferenceServerException, match="parameters: got config, expected none"):
                 client.load_model("gpt", config="{}")
 

@@ -175,11 +175,9 @@ def test_model_list_and_names_select_models_and_versions(tiny_openai: openai.Ope
     written = (tiny_repository / "bert" / "2" / "manifest.json").stat().st_mtime
     assert (models[0].object, models[0].owned_by, models[0].created) == ("model", "preblock", int(written))
     assert tiny_openai.models.retrieve("bert:1").id == "bert:1"
-    newest, first, second = (
-        tiny_openai.embeddings.create(model=name, input="a", extra_body=MEAN) for name in ("bert", "bert:1", "bert:2")
-    )
-    assert [(response.model_extra or {})["version"] for response in (newest, first, second)] == [2, 1, 2]
-    assert newest.data == second.data != first.data
+    for name, version in (("bert", 2), ("bert:1", 1)):
+        answer = tiny_openai.embeddings.create(model=name, input="a", extra_body=MEAN)
+        assert answer.model_extra == {"version": version}
     for name in ("nope", "bert:3", "bert:x"):
         with pytest.raises(openai.NotFoundError) as raised:
             tiny_openai.models.retrieve(name)

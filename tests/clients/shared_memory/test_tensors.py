@@ -26,13 +26,12 @@ def test_shared_tensors_have_the_bits_of_tcp(memory_client: Client) -> None:
     named = {"region": "vectors", "offset": 4, "byte_size": expected.nbytes}
     if memory_client.http:
         parameters = {f"shared_memory_{name}": value for name, value in named.items()}
-        document = {"name": "embeddings", "datatype": "FP32", "shape": shape, "parameters": parameters}
-        assert described == document
+        assert described == {"name": "embeddings", "datatype": "FP32", "shape": shape, "parameters": parameters}
     else:
         assert (described.datatype, list(described.shape)) == ("FP32", shape)
-        assert described.parameters["shared_memory_region"].string_param == "vectors"
-        for name in ("offset", "byte_size"):
-            assert described.parameters[f"shared_memory_{name}"].int64_param == named[name]
+        told = {name: described.parameters[f"shared_memory_{name}"] for name in named}
+        assert [told["region"].string_param, told["offset"].int64_param] == ["vectors", 4]
+        assert told["byte_size"].int64_param == expected.nbytes
         assert list(answer.get_response().raw_output_contents) == [b""]
 
 
