@@ -180,10 +180,9 @@ $(VENV)/ray/installed: constraints.txt | $(VENV)/dev
 	$(@D)/bin/python -m pip install --disable-pip-version-check -c $(CONSTRAINTS) '$(RAY)' '.[cpu]'
 	@touch $@
 
-# huggingface_hub needs NumPy for vectors, and does not require it.
 $(VENV)/%/installed: | $(VENV)/dev
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --disable-pip-version-check numpy $(filter $*==%,$(CLIENTS))
+	$(@D)/bin/python -m pip install --disable-pip-version-check $(filter $*==%,$(CLIENTS))
 	@touch $@
 
 %/node_modules/.package-lock.json: %/package-lock.json

@@ -18,30 +18,20 @@ GIVEN = np.random.default_rng(3).standard_normal((4, 4), np.float32)
 Vectors = NDArray[np.float32]
 
 
-def as_tensor(vectors: Vectors) -> Any:
-    return torch.from_numpy(vectors)
-
-
-@pytest.mark.parametrize(
-    ("convert", "rounded"),
-    [
-        (lambda vectors: vectors.astype(np.float64), GIVEN),
-        (lambda vectors: vectors.astype(np.float16), GIVEN.astype(np.float16).astype(np.float32)),
-        (as_tensor, GIVEN),
-        (lambda vectors: as_tensor(vectors).bfloat16(), None),
-    ],
-    ids=["float64", "float16", "torch", "bfloat16"],
-)
-def test_vectors_stand_between_ids(
-    kinds_client: Any, tiny_tables: dict[str, Vectors], convert: Any, rounded: Vectors | None
-) -> None:
-    given = convert(GIVEN[:2])
-    parts = [{"input_ids": np.array([1, 2])}, {"vectors": given}, {"input_ids": [3]}]
-    answer = kinds_client.embed(parts=parts, model="gpt", offset=1)
-    tokens, middle = tiny_tables["tokens"], given.float().numpy() if rounded is None else rounded[:2]
-    expected = np.concatenate([tokens[[1, 2]], middle, tokens[[3]]]) + tiny_tables["positions"][1:6]
-    assert answer.vectors.tobytes() == expected.tobytes()
-    assert (answer.vectors.shape, answer.next_offset.tolist()) == ((1, 5, 4), [6])
+def test_vectors_stand_between_ids(kinds_client: Any, tiny_tables: dict[str, Vectors]) -> None:
+    half, tensor = GIVEN[:2].astype(np.float16), torch.from_numpy(GIVEN[:2])
+    tokens, positions = tiny_tables["tokens"], tiny_tables["positions"][1:6]
+    for given, middle in (
+        (GIVEN[:2].astype(np.float64), GIVEN[:2]),
+        (half, half.astype(np.float32)),
+        (tensor, GIVEN[:2]),
+        (tensor.bfloat16(), tensor.bfloat16().float().numpy()),
+    ):
+        parts = [{"input_ids": np.array([1, 2])}, {"vectors": given}, {"input_ids": [3]}]
+        answer = kinds_client.embed(parts=parts, model="gpt", offset=1)
+        expected = np.concatenate([tokens[[1, 2]], middle, tokens[[3]]]) + positions
+        assert answer.vectors.tobytes() == expected.tobytes()
+        assert (answer.vectors.shape, answer.next_offset.tolist()) == ((1, 5, 4), [6])
 
 
 def test_rows_may_have_placeholders_and_text(kinds_client: Any) -> None:

@@ -85,16 +85,12 @@ def busy(after: str | None = None) -> ClientError:
     return of_response(503, httpx.Headers(headers), b"")
 
 
-def at(seconds: float) -> str:
-    return email.utils.formatdate(time.time() + seconds, usegmt=True)
-
-
 @pytest.mark.parametrize(
     ("error", "least"),
     [
         (busy(), 0),
         (busy("7"), 7),
-        (busy(at(3600)), None),
+        (busy(email.utils.formatdate(time.time() + 3600, usegmt=True)), None),
         (busy("31"), None),
         (busy("Thu, 31 Dec 9999 23:59:59 -2359"), None),
         (busy("Mon, 01 Jan 0001 00:00:00 +2359"), 0),

@@ -13,8 +13,6 @@ from tests.clients.inspector.controls import (
     wait_for_text,
     wait_for_view,
 )
-from tests.support.paths import ROOT
-from tools.pictures import MAX_BYTES, draw_inspector
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
@@ -55,9 +53,3 @@ def test_tab_key_reaches_every_control(page: Page) -> None:
             reached.add(int(place))
             assert page.evaluate("document.activeElement.matches(':focus-visible')")
     assert reached == controls
-
-
-def test_picture_of_documents_stays_small() -> None:
-    file, picture = draw_inspector()
-    assert (picture[8:12], len(picture) <= MAX_BYTES) == (b"WEBP", True)
-    assert f"(images/{file})" in (ROOT / "docs/tutorial.md").read_text()

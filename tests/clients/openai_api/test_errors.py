@@ -12,10 +12,7 @@ from tests.clients.openai_api.responses import MEAN, connected
 from tests.support.protocols import ITEM_FIELDS
 from tests.support.servers import LOADING_HINT, serve
 
-TOO_LONG = (
-    "This model's maximum context length is 8 tokens, but input[0] has 9 tokens. "
-    "Shorten the input, or set truncate_prompt_tokens to -1."
-)
+TOO_LONG = "This model's maximum context length is 8 tokens, but input[0] has 9 tokens. Shorten the input, or set "
 
 
 def refusal(client: openai.OpenAI, **fields: Any) -> openai.APIStatusError:

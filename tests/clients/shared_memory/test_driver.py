@@ -14,22 +14,14 @@ from tests.clients.shared_memory.test_regions import LARGE
 from tests.support.gpu_memory import FAILURE, StandInMemory, build_driver
 from tests.support.servers import serve
 
+NO_GPU = "the NVIDIA driver finds no GPU (CUDA_ERROR_NO_DEVICE)"
+NO_LIBRARY = "no NVIDIA driver: libcuda.so.1 was not found"
+without_cuda = pytest.mark.skipif(GPU_WORKS, reason="CUDA works here")
 
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        ("cuInit", "the NVIDIA driver finds no GPU (CUDA_ERROR_NO_DEVICE)"),
-        pytest.param(
-            "",
-            "no NVIDIA driver: libcuda.so.1 was not found",
-            marks=pytest.mark.skipif(GPU_WORKS, reason="CUDA works here"),
-        ),
-    ],
-)
-def test_server_without_a_gpu_forbids_cuda_regions(
-    tiny_repository: Path, tmp_path: Path, function: str, reason: str
-) -> None:
-    environment = build_driver(tmp_path) | {FAILURE: function} if function else {}
+
+@pytest.mark.parametrize("reason", [NO_GPU, pytest.param(NO_LIBRARY, marks=without_cuda)])
+def test_server_without_a_gpu_forbids_cuda_regions(tiny_repository: Path, tmp_path: Path, reason: str) -> None:
+    environment = build_driver(tmp_path) | {FAILURE: "cuInit"} if reason == NO_GPU else {}
     with serve(tiny_repository, *OPTIONS, "cpu", **environment) as server:
         for module in MODULES:
             with clients_of(server, module, StandInMemory) as client:
