@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from collections import UserString
 from collections.abc import Callable
 from typing import Any
 
@@ -68,17 +69,24 @@ def test_answer_without_a_header_of_tensors_is_rejected(connect: Connect, flaky:
         ([1], {"indices": {"offset": 1}}, "Invalid", "indices"),
         ([1], {"indices": {"token_type_ids": [1]}, "token_type_ids": [1]}, "Invalid", "indices"),
         ([1], {"indices": [1]}, "Invalid", "indices"),
+        ([1], {"indices": {1: [1]}}, "Invalid", "indices"),
+        ([1], {"indices": {"word": None}}, "Invalid", "indices"),
         ([1], {"indices": {"step": [1]}}, "Invalid", "indices"),
         ([1], {"dtype": np.float16}, "Invalid", "dtype"),
         ([1], {"output": "rotary_cos"}, "Invalid", "output"),
         ([1], {"output": ["embeddings"]}, "Invalid", "output"),
+        ([1], {"output": "embeddings,token_embeddings"}, "Invalid", "output"),
         ([1], {"model": None}, "Invalid", "model"),
         ([1], {"model": "none"}, "NotFound", "model"),
         ([1], {"model": "../gpt"}, "Invalid", "model"),
+        ([1], {"model": ""}, "Invalid", "model"),
         ([1], {"model": ".."}, "Invalid", "model"),
         ([1], {"version": 7}, "NotFound", "version"),
         ([1], {"offset": float("nan")}, "Malformed", "body"),
         ([1], {"offset": {1}}, "Invalid", "offset"),
+        ([1], {"offset": bytearray(b"1")}, "Invalid", "offset"),
+        ([1], {"offset": {(1, 2): 3}}, "Invalid", "offset"),
+        ([1], {"offset": UserString("1")}, "Invalid", "offset"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -129,13 +137,16 @@ def test_rows_without_plain_integers_are_rejected(tiny_client: Any) -> None:
     [
         ("127.0.0.1:8000", "127.0.0.1:8000"),
         ("ftp://host", "ftp://host"),
+        ("http://", "http://"),
         ("http://host:port", "http://host:port"),
         ("", "nothing"),
         ("http://a:65536", "http://a:65536"),
         ("http://a/?b", "http://a/?b"),
+        ("http://a#b", "http://a#b"),
         (f"http://{'a' * 64}.example", f"http://{'a' * 64}.example"),
         ("http+unix://a", "http+unix://a"),
         (None, "None"),
+        (b"http://a", "b'http://a'"),
         ([None], "None"),
         ([], "no address"),
         (["http://a", "https://b"], "addresses with http:// and with https://"),

@@ -45,6 +45,9 @@ def test_rows_may_have_placeholders_and_text(kinds_client: Any) -> None:
     text = kinds_client.embed(parts=[{"input_ids": [1]}, {"text": "hello"}], model="bert").vectors
     ids = kinds_client.text("hello", model="bert", special_tokens=False, return_tokens=True).input_ids[0]
     assert text.tobytes() == kinds_client.embed([1, *ids.tolist()], model="bert").vectors.tobytes()
+    unused = {"token_id": 99, "vectors": GIVEN[:0]}
+    answer = kinds_client.embed(parts=[{"input_ids": [1]}], placeholder=unused, model="llama")
+    assert np.array_equal(answer.vectors[0], tokens[:1])
 
 
 def test_prompt_embeds_mix_ids_and_vectors(kinds_client: Any) -> None:
@@ -86,6 +89,7 @@ def test_stream_keeps_the_context_of_parts(kinds_client: Any) -> None:
     [
         ({"parts": [{"vectors": GIVEN[0]}]}, r"parts\[0\].vectors: got float32 of shape \(4,\)"),
         ({"parts": [{"vectors": np.ones((1, 4), int)}]}, r"parts\[0\].vectors: got int64 of shape \(1, 4\)"),
+        ({"parts": [[{"vectors": GIVEN[:0]}]]}, r"parts\[0\]\[0\].vectors: got float32 of shape \(0, 4\)"),
         ({"parts": [{"vectors": np.ma.array(GIVEN, mask=GIVEN > 0)}]}, r"parts\[0\].vectors: got a masked array"),
         ({"parts": [{"vectors": GIVEN * math.inf}]}, r"parts\[0\].vectors: got (-?inf|nan), expected finite values"),
         ({"parts": [{"ids": [1]}]}, r"parts\[0\]: got ids, expected input_ids, text, vectors, soft_prompt"),
@@ -94,7 +98,7 @@ def test_stream_keeps_the_context_of_parts(kinds_client: Any) -> None:
         ({"parts": [{"input_ids": [1]}], "attention_mask": [1]}, "attention_mask cannot be used with parts"),
         ({}, r"input_ids: got nothing, expected rows of token ids|input_ids, text or parts is required"),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_bad_parts_are_rejected(kinds_client: Any, fields: dict[str, Any], message: str) -> None:
     ids, rest = fields.get("ids"), {name: value for name, value in fields.items() if name != "ids"}

@@ -1,9 +1,7 @@
 """Results of the clients, on a real server. Oracles: the JSON of the native API, the module, the stored table."""
 
-import asyncio
 import base64
 import io
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import preblock
 from preblock.client import Embeddings
 from preblock.client.payloads import input_embeds
 from preblock.service.artifacts.io import read_manifest
@@ -219,17 +216,3 @@ def test_consumers_name_the_output_to_request(kinds_client: Any, kinds_repositor
     for versions, expected in ((">=0.18", rows * np.float32(2.5)), ("<0.18", rows)):
         (prompt,) = kinds_client.prompt_embeds(ids, model="gemma", output=used["vllm", versions])
         assert torch.equal(load_prompt(prompt), torch.from_numpy(expected[0]))
-
-
-def test_client_is_shared_between_threads_and_tasks(tiny_server: Server, tiny_client: Any) -> None:
-    rows = [[index % 7, index % 5, index % 3] for index in range(200)]
-    whole = tiny_client.embed(rows, model="gpt").vectors
-    with preblock.connect(tiny_server.address) as client, ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda row: client.embed(row, model="gpt").vectors, rows))
-    assert np.array_equal(np.concatenate(found), whole)
-
-    async def embed() -> list[Embeddings]:
-        async with preblock.connect_async(tiny_server.address) as client:
-            return await asyncio.gather(*(client.embed(row, model="gpt") for row in rows))
-
-    assert np.array_equal(np.concatenate([result.vectors for result in asyncio.run(embed())]), whole)

@@ -67,6 +67,7 @@ def opened(*answers: bytes) -> tuple[DecodeStream, ScriptedSocket]:
         HEADER.pack(b"INCQ", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0") + ONE,
         HEADER.pack(b"PRBK", 1, 2, 0, 1, 1, 1, 1, b"\1\0\0") + ONE,
         HEADER.pack(b"PRBK", 2, 4, 0, 1, 1, 1, 1, b"\1\0\0") + ONE,
+        HEADER.pack(b"PRBK", 2, 2, 16, 1, 1, 1, 1, b"\1\0\0") + ONE,
         HEADER.pack(b"PRBK", 2, 2, 0, 2, 1, 1, 1, b"\1\0\0") + ONE,
         HEADER.pack(b"PRBK", 2, 10, 0, 1, 1, 0, 0, bytes(3)) + struct.pack("<q", 6),
         HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIff", 6, 1, 1, 0.5, 1),

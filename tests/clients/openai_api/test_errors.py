@@ -35,6 +35,7 @@ def refusal(client: openai.OpenAI, **fields: Any) -> openai.APIStatusError:
         ({"model": "gpt"}, "input", "'a', expected token ids, since this model has no tokenizer"),
         *(({"dimensions": value}, "dimensions", f"{value}, expected 4, the width") for value in (3, 4.0, True)),
         ({"encoding_format": "hex"}, "encoding_format", "hex, expected float, base64"),
+        ({"encoding_format": [1]}, "encoding_format", "[1], expected float, base64"),
         *(({"pooling": value}, "pooling", f"{value}, expected none, mean, first, last") for value in ("max", 1)),
         ({"truncate": "end"}, "truncate", "end, expected left, right"),
         *(

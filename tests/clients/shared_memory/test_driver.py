@@ -14,20 +14,24 @@ from tests.clients.shared_memory.test_regions import LARGE
 from tests.support.gpu_memory import FAILURE, StandInMemory, build_driver
 from tests.support.servers import serve
 
-NO_GPU = "the NVIDIA driver finds no GPU (CUDA_ERROR_NO_DEVICE)"
-NO_LIBRARY = "no NVIDIA driver: libcuda.so.1 was not found"
-without_cuda = pytest.mark.skipif(GPU_WORKS, reason="CUDA works here")
+REASONS = {
+    "cuInit": "the NVIDIA driver finds no GPU (CUDA_ERROR_NO_DEVICE)",
+    "cuDeviceGetCount": "the NVIDIA driver finds no GPU",
+    "no library": "no NVIDIA driver: libcuda.so.1 was not found",
+}
 
 
-@pytest.mark.parametrize("reason", [NO_GPU, pytest.param(NO_LIBRARY, marks=without_cuda)])
-def test_server_without_a_gpu_forbids_cuda_regions(tiny_repository: Path, tmp_path: Path, reason: str) -> None:
-    environment = build_driver(tmp_path) | {FAILURE: "cuInit"} if reason == NO_GPU else {}
+@pytest.mark.parametrize("failure", REASONS)
+def test_server_without_a_gpu_forbids_cuda_regions(tiny_repository: Path, tmp_path: Path, failure: str) -> None:
+    if failure == "no library" and GPU_WORKS:
+        pytest.skip("CUDA works here")
+    environment = {} if failure == "no library" else build_driver(tmp_path) | {FAILURE: failure}
     with serve(tiny_repository, *OPTIONS, "cpu", **environment) as server:
         for module in MODULES:
             with clients_of(server, module, StandInMemory) as client:
                 status, error = client.refusal("new", base64.b64encode(bytes(64)), 0, 64, method="register")
                 assert status == client.status_of(403, "PERMISSION_DENIED")
-                assert error == f"CUDA shared memory cannot be used: {reason}"
+                assert error == f"CUDA shared memory cannot be used: {REASONS[failure]}"
         extensions = httpx.get(f"{server.address}/v2").json()["extensions"]
         assert ("system_shared_memory" in extensions, "cuda_shared_memory" in extensions) == (True, False)
         assert httpx.get(f"{server.address}/v2/cudasharedmemory/status").json() == []

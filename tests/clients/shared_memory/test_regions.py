@@ -154,6 +154,8 @@ def test_bad_body_of_a_gpu_registration_is_rejected(driver_server: Server) -> No
         ("{}", 'raw_handle: got nothing, expected an object {"b64": text in base64}'),
         ('{"raw_handle": "AAAA"}', 'raw_handle: got AAAA, expected an object {"b64": text in base64}'),
         ('{"raw_handle": {"b64": "AA"}}', "raw_handle.b64: got AA, expected base64 with padding"),
+        ('{"raw_handle": {"b64": 1}}', "raw_handle: got {'b64': 1}, expected an object {\"b64\": text in base64}"),
+        ('{"raw_handle": {"b64": "A$"}}', "raw_handle.b64: got A$, expected base64"),
         ('{"raw_handle": {"b64": "", "x": 1}}', "raw_handle: got {'b64': '', 'x': 1}, expected an object"),
         ('{"raw_handle": {"b64": ""}, "device_id": "0"}', "device_id: got '0', expected a 64-bit integer"),
         ('{"offset": 1}', "unknown field offset; expected raw_handle, device_id, byte_size"),
