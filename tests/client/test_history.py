@@ -184,6 +184,8 @@ def test_new_row_at_later_position_needs_a_context(kinds_client: Client, session
         found = stream.step([[6], [7, 8]], position_ids=[[9], [0, 3]])
         assert found.tobytes() == run(session, [5, 6])[1:].tobytes() + run(session, [7, 8]).tobytes()
         stream.rewind([0, 0])
+        with pytest.raises(errors.RequestError, match=message.format(0, 7)):
+            stream.step([[5], [6]], position_ids=[[7], [0]])
         for positions in ([[-1], [0]], [[7], [0, 1]], [[2**62], [0]]):
             with pytest.raises(errors.RequestError, match=r"^position_ids"):
                 stream.step([[5], [6]], position_ids=positions)
