@@ -15,7 +15,8 @@ REPOSITORY := model_repository
 PARSERS := v2 stem json frames npy raw safetensors protobuf manifest graphs
 # Clients with conflicting requirements get separate environments.
 CLIENTS := kserve==0.21.0 mlserver==1.7.1 langchain-openai==1.7.4 openvino==2026.4.1 onnxruntime-genai==0.18.0
-CLIENTS += llama-index-embeddings-text-embeddings-inference==0.6.0
+# Later versions of langchain-huggingface refuse the address of a server.
+CLIENTS += langchain-huggingface==1.2.1 llama-index-embeddings-text-embeddings-inference==0.6.0
 # Ray is too large for `make clients`, and its test starts a cluster.
 RAY := ray[serve]==2.60.0
 # The compiler of the kernel for GPUs. A newer release would need a newer driver.
@@ -180,9 +181,10 @@ $(VENV)/ray/installed: constraints.txt | $(VENV)/dev
 	$(@D)/bin/python -m pip install --disable-pip-version-check -c $(CONSTRAINTS) '$(RAY)' '.[cpu]'
 	@touch $@
 
+# huggingface_hub needs NumPy for vectors, and does not require it.
 $(VENV)/%/installed: | $(VENV)/dev
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --disable-pip-version-check $(filter $*==%,$(CLIENTS))
+	$(@D)/bin/python -m pip install --disable-pip-version-check numpy $(filter $*==%,$(CLIENTS))
 	@touch $@
 
 %/node_modules/.package-lock.json: %/package-lock.json
