@@ -51,15 +51,6 @@ def run_transformers(folder: Path, chunks: list[Int64], layers: int = LAYERS) ->
     return torch.stack(rows, dim=2).numpy(), torch.stack(vectors, dim=2).float().numpy()
 
 
-def narrow_tables(folder: Path, dtype: torch.dtype) -> Path:
-    """Store the n-gram tables of the checkpoint in `folder` in another type."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    narrowed = {name: tensor.to(dtype) if SHARDS in name else tensor for name, tensor in tensors.items()}
-    save_file(narrowed, file, {"format": "pt"})
-    return folder
-
-
 def quantize_tables(folder: Path, unit: str) -> dict[str, torch.Tensor]:
     """Store the n-gram tables of the checkpoint in `folder` in float8 with scales, and return the values by tensor.
 
