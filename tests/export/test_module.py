@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from preblock.export import export_module
-from preblock.export.errors import ExportError, UnrepeatableError
-from preblock.export.exporter import ExportResult
+from preblock.export.errors import ExportError
 from preblock.export.verification import verify
 from preblock.models import BertEmbeddings
 from preblock.models.custom_frontend import COMPARED_IDS, CustomFrontEnd
@@ -29,7 +28,6 @@ from preblock.service.runtime.session import Session
 from tests.clients.client_matrix import check_standard
 from tests.models.rejections import rejection
 from tests.support.engines import ask_engine, open_engine
-from tests.support.shared import Shared
 
 V, D, M = 13, 6, 9
 LONG = 512
@@ -81,23 +79,6 @@ def test_sum_has_kernel_only_without_broadcast_width(tmp_path: Path, tokens: int
         assert model.run(feeds, ("embeddings",))["embeddings"].tobytes() == expected.tobytes()
 
 
-@pytest.fixture(scope="module")
-def mine() -> Mine:
-    return Mine()
-
-
-@pytest.fixture(scope="module")
-def exported(mine: Mine, shared: Shared) -> ExportResult:
-    return shared.build("mine", lambda root: export_module(mine, "mine", root, vocab_size=V, max_len=M))
-
-
-def test_verify_of_custom_module_reports_unrepeatable_proof(exported: ExportResult) -> None:
-    assert isinstance(exported.manifest, Manifest)
-    assert (exported.manifest.front_end, exported.manifest.token_embeddings) == (None, None)
-    with pytest.raises(UnrepeatableError, match="hashes agree; the proof cannot be repeated"):
-        verify(exported.folder)
-
-
 class Counted(nn.Module):
     """Takes the number of past tokens as an int, for all rows; `kind` is the way to read the positions."""
 
@@ -127,7 +108,7 @@ class CountedOrNone(Counted):
 @pytest.mark.parametrize("kind", ["range", "shift", "slice"])
 def test_module_with_integer_offset_is_exported(kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Oracle: the module, called once for each row."""
-    module = Counted(kind)
+    module = (CountedOrNone if kind == "slice" else Counted)(kind)
     exported = export_module(module, "counted", str(tmp_path), vocab_size=V, max_len=M, exact=True)
     assert {"def", "Unable"}.isdisjoint(capfd.readouterr().err.split())  # of the graph and the warning of torch
     ids = np.array([[1, 2], [3, 12], [0, 5]])
@@ -140,14 +121,6 @@ def test_module_with_integer_offset_is_exported(kind: str, tmp_path: Path, capfd
             rows = [module(torch.from_numpy(row[None]), start) for row, start in zip(ids, starts, strict=True)]
             assert answer.tobytes() == torch.cat(rows).detach().numpy().tobytes()
     check_standard(exported.folder)
-
-
-def test_one_call_equals_a_call_for_each_offset() -> None:
-    """As torch traces it."""
-    frontend, ids = CustomFrontEnd(CountedOrNone("range"), V, M), torch.tensor([[1, 2], [6, 0], [3, 3]])
-    with torch.inference_mode():
-        for offset in ([0], [7], [0, 7, 3]):
-            assert torch.equal(frontend._traced(ids, torch.tensor(offset)), frontend(ids, torch.tensor(offset))), offset
 
 
 class Ageless(nn.Module):
@@ -287,17 +260,11 @@ def stack_and_flatten(positions: Tensor, _: Tensor) -> Tensor:
     return torch.stack((angles(positions).sin(), angles(positions).cos()), -1).flatten(-2)
 
 
-def assign_slices(positions: Tensor, _: Tensor) -> Tensor:
-    found = torch.zeros(*positions.shape, D)
-    found[..., 0::2], found[..., 1::2] = angles(positions).sin(), angles(positions).cos()
-    return found
-
-
 def look_up_flat(positions: Tensor, table: Tensor) -> Tensor:
     return nn.functional.embedding(positions.reshape(-1), table).view(*positions.shape, -1)
 
 
-@pytest.mark.parametrize("places", [stack_and_flatten, assign_slices, look_up_flat])
+@pytest.mark.parametrize("places", [stack_and_flatten, look_up_flat])
 def test_reshaped_positions_take_offset_for_each_row(places: Places, tmp_path: Path) -> None:
     module = Reshaped(places).eval()
     exported = export_module(module, "reshaped", tmp_path, vocab_size=V, max_len=LONG)
@@ -346,17 +313,19 @@ def places(ids: Tensor) -> Tensor:
     return torch.arange(ids.shape[1])
 
 
-MIXED = r"got a vector at position \d+ of a row of 20 tokens that"
 MIXING: list[tuple[str, Further, int, str]] = [
-    ("eight before", lambda module, ids, _: nn.functional.pad(module.vectors(ids), (0, 0, 8, 0))[:, :-8], 20, MIXED),
     (
         "first token, from place 80 on",
         lambda module, ids, _: (places(ids) >= 80).reshape(1, -1, 1) * module.vectors(ids)[:, :1],
         100,
         r"got a vector at position (8|9)\d of a row of 100 tokens that differs by",
     ),
-    ("number of the row", lambda _, ids, __: torch.arange(len(ids)).reshape(-1, 1, 1), 20, MIXED),
-    ("mean of all rows", lambda module, ids, _: module.vectors(ids).mean(0, keepdim=True) / -2, 20, MIXED),
+    (
+        "mean of all rows",
+        lambda module, ids, _: module.vectors(ids).mean(0, keepdim=True) / -2,
+        20,
+        r"got a vector at position \d+ of a row of 20 tokens that",
+    ),
     ("no offset", lambda _, ids, __: places(ids).reshape(-1, 1), 20, "position; does forward add its second argument"),
     (
         "dropout",

@@ -107,15 +107,6 @@ def download(name: str) -> None:
     print(snapshot_download(name))  # noqa: T201
 
 
-def export_without_transformers(source: Path, repository: Path) -> None:
-    """Export `source` where transformers cannot be imported, and print the folder of the artifact."""
-    from preblock.export.exporter import export
-
-    assert "transformers" not in sys.modules
-    sys.modules["transformers"] = None  # type: ignore[assignment]
-    print(export(str(source), "m", repository).folder)  # noqa: T201
-
-
 def _begin(
     function: Callable[..., None],
     arguments: tuple[Any, ...],
