@@ -16,7 +16,6 @@ from preblock.export.errors import ParityError
 from preblock.export.outputs import OUTPUTS, write_graphs
 from preblock.export.parity_cases import BIAS_GRID
 from preblock.export.reference import NumpyReference
-from preblock.export.stored_tables import read_data
 from preblock.export.torch_reference import TorchReference
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.config import FrontEndConfig
@@ -101,12 +100,6 @@ def test_bias_graph_of_other_parameters_fails_proof(exported: BiasConfig, other:
         OUTPUTS[BIAS_GRAPH].prove(TorchReference(frontend_with(other)), session)
 
 
-def saved(name: str, folder: Path) -> tuple[Any, FrontEnd]:
-    """A model of transformers, and the front-end read from its checkpoint."""
-    model = save(name, folder)
-    return model, FrontEnd.from_data(read_frontend(folder, name.partition("/")[2] or None))
-
-
 ATTENTION = {
     "bloom": "BloomAttention",
     "mpt": "MptAttention",
@@ -169,7 +162,8 @@ def states(name: str, model: Any, run: Callable[..., Tensor] | None, factor: flo
 
 @pytest.mark.parametrize("name", BIASED)
 def test_attention_with_bias_of_graph_matches_transformers(name: str, tmp_path: Path) -> None:
-    model, frontend = saved(name, tmp_path)
+    model = save(name, tmp_path)
+    frontend = FrontEnd.from_data(read_frontend(tmp_path, name.partition("/")[2] or None))
     session, own = session_of(frontend, tmp_path), states(name, model, None)
 
     def run(*lengths: int) -> Tensor:
@@ -182,17 +176,3 @@ def test_attention_with_bias_of_graph_matches_transformers(name: str, tmp_path: 
         assert torch.equal(states(name, model, run), own)
     # The model uses the given bias.
     assert (states(name, model, run, factor=2.0) - own).abs().max() > 1e-3
-
-
-def test_trained_bias_is_read_back_from_artifact(tmp_path: Path) -> None:
-    _, frontend = saved("t5/decoder", tmp_path)
-    write_graphs(frontend.data(), tmp_path)
-    (tmp_path / BIAS_GRAPH).rename(tmp_path / "moved")
-    with pytest.raises(ValueError, match=r"^bias\.weight: got nothing, expected \(32, "):
-        read_data(tmp_path, frontend.config)
-    (tmp_path / "moved").rename(tmp_path / BIAS_GRAPH)
-    data, stored = read_data(tmp_path, frontend.config)
-    assert not stored
-    assert list(data.tensors) == ["tokens.weight", "bias.weight"]
-    lengths = {"query_offset": 3, "query_length": 4, "key_length": 7}
-    assert np.array_equal(TorchReference.of(data).bias(lengths), frontend.bias(**lengths).detach())

@@ -24,10 +24,8 @@ from preblock.export.verification import prove_artifact
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_data import shapes_of
-from preblock.models.steps import (
-    Positions,
-    Scale,
-)
+from preblock.models.modules.bias import T5Config
+from preblock.models.steps import Positions, Scale
 from preblock.service.artifacts.graphs import count_parameters
 from preblock.service.artifacts.io import write
 from preblock.service.artifacts.manifest import Manifest, Source
@@ -112,6 +110,9 @@ def test_data_of_another_front_end_is_rejected(tmp_path: Path) -> None:
     larger = replace(frontend.config, steps=(tokens, replace(positions, rows=M + 5)))
     with pytest.raises(ValueError, match=r"positions\.weight: got \(.*\), expected \("):
         read_data(tmp_path, larger)
+    biased = replace(frontend.config, bias=T5Config(heads=2, buckets=8, max_distance=9, bidirectional=True))
+    with pytest.raises(ValueError, match=r"^bias\.weight: got nothing, expected \("):
+        read_data(tmp_path, biased)
 
 
 @pytest.mark.parametrize("format_", FORMATS, ids=lambda format_: f"{format_.dtype}-{format_.scale}")

@@ -1,6 +1,7 @@
 """Quantized exports: graphs, reports and verification. Oracles: NumPy, and the ONNX standard."""
 
 import base64
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -154,20 +155,6 @@ def test_quantized_graph_matches_numpy_rounding(
 
 
 @ALL
-def test_manifest_and_data_file_have_quantized_dtype(quantized_repository: Path, way: str) -> None:
-    folder = quantized_repository / way / "1"
-    manifest = json.loads((folder / MANIFEST).read_text())
-    scale = {"int8": "row", "int8-tensor": "tensor", "int4": "block"}.get(way)
-    block = 32 if way == "int4" else None
-    assert (manifest["dtype"], manifest["scale"], manifest["block"]) == (WAYS[way]["dtype"], scale, block)
-    assert {t["dtype"] for graph in manifest["graphs"].values() for t in graph["outputs"]} == {"float32"}
-    rows = V + M
-    needed = {"float16": 2 * D, "bfloat16": 2 * D, "int8": D + 4, "int8-tensor": D, "int4": 2 * (16 + 4)}[way] * rows
-    assert 0 <= (folder / DATA).stat().st_size - needed < 4 * 64  # each part begins at a multiple of 64
-    assert sorted(path.name for path in folder.iterdir()) == [MANIFEST, GRAPH, DATA, PARITY, "token.onnx"]
-
-
-@ALL
 def test_quantized_table_is_never_dequantized_as_whole(quantized_repository: Path, way: str, tmp_path: Path) -> None:
     for graph in (GRAPH, "token.onnx"):
         options = ort.SessionOptions()
@@ -200,24 +187,6 @@ def test_norms_and_projections_stay_in_float32_in_int4_export(tmp_path: Path) ->
         assert types[name] == (onnx.TensorProto.FLOAT if kept else onnx.TensorProto.UINT8), name
     assert verify(exported.folder).providers[CPU].outputs["embeddings"].max_ulp <= 8
     check_standard(exported.folder)
-
-
-@pytest.mark.parametrize(("dtype", "arithmetic"), [("float16", "source"), ("bfloat16", "float32")])
-def test_export_in_source_dtype_is_lossless(
-    tmp_path: Path, quantized_source: Path, dtype: str, arithmetic: Any
-) -> None:
-    model = transformers.GPT2Model.from_pretrained(quantized_source, dtype=getattr(torch, dtype))
-    model.save_pretrained(tmp_path / "source")
-    folders = [
-        export(str(tmp_path / "source"), "m", tmp_path, dtype=stored, arithmetic=arithmetic).folder
-        for stored in ("float32", dtype)
-    ]
-    ids = np.arange(V - V % M).reshape(-1, M) % V
-    wide, narrow = (run(folder, {"input_ids": ids, "offset": np.array([0])}) for folder in folders)
-    assert wide.tobytes() == narrow.tobytes()
-    sizes = [(folder / DATA).stat().st_size for folder in folders]
-    assert 0 <= 2 * sizes[1] - sizes[0] < 2 * 64
-    assert all(table["max_abs"] == 0 for table in json.loads((folders[1] / PARITY).read_text())["storage"].values())
 
 
 @pytest.mark.parametrize(
@@ -269,8 +238,7 @@ def test_parity_report_compares_tables_with_float32(
     assert sum(told["bytes"] for told in found.values()) <= (folder / DATA).stat().st_size + 16
 
 
-@pytest.mark.parametrize("way", ["float16", "int8", "int4"])
-@pytest.mark.parametrize("ending", ["", ".scale"])
+@pytest.mark.parametrize(("way", "ending"), [("float16", ""), *itertools.product(("int8", "int4"), ("", ".scale"))])
 def test_compare_tables_detects_other_rounding(
     quantized_copy: Path, quantized_source: Path, way: str, ending: str
 ) -> None:
@@ -281,10 +249,7 @@ def test_compare_tables_detects_other_rounding(
     told = read(ParityReport, folder / PARITY).storage
     assert compare_tables(frontend, format_, folder) == told
     tensors = {tensor.name: tensor for tensor in onnx.load(folder / GRAPH, load_external_data=False).graph.initializer}
-    tensor = tensors.get(f"tokens.weight{ending}")
-    if tensor is None:  # a float16 needs no scale
-        return
-    place = {entry.key: entry.value for entry in tensor.external_data}
+    place = {entry.key: entry.value for entry in tensors[f"tokens.weight{ending}"].external_data}
     content = np.memmap(folder / DATA, np.uint8, "r+", int(place["offset"]), (int(place["length"]),))
     content[-2] ^= 1
     content.flush()
@@ -303,17 +268,6 @@ def test_parity_of_lookup_only_model_covers_every_id(tmp_path: Path) -> None:
     (tmp_path / "copy" / DATA).write_bytes(content)
     with pytest.raises(ParityError, match=r"^embeddings of the graph differs from its reference"):
         OUTPUTS[GRAPH].prove(narrow, Session(tmp_path / "copy"))
-
-
-def test_verify_detects_changed_dequantization(quantized_copy: Path) -> None:
-    folder = quantized_copy / "int8" / "1"
-    verify(folder)
-    model = onnx.load(folder / GRAPH, load_external_data=False)
-    next(node for node in model.graph.node if node.op_type == "Mul").op_type = "Add"
-    onnx.save(model, folder / GRAPH)
-    seal(folder)
-    with pytest.raises(ExportError, match="embeddings of the graph differs from its reference"):
-        verify(folder)
 
 
 def test_verify_detects_wrong_quantization_field_in_manifest(quantized_copy: Path) -> None:

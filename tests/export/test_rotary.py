@@ -1,6 +1,6 @@
 """Rotary outputs of an artifact: forms, widths and types, their proof, and where they are left out.
 
-Oracles: transformers, and onnxruntime's operator RotaryEmbedding.
+Oracle: transformers.
 """
 
 import shutil
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from torch import Tensor
 from transformers import Gemma4TextConfig, Gemma4TextModel
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import preblock
 from preblock.export.errors import ExportError, ParityError
@@ -29,10 +28,9 @@ from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_output import RotaryOutput
-from preblock.service.artifacts.io import describe, read, write
-from preblock.service.artifacts.manifest import Manifest, Rotary
+from preblock.service.artifacts.io import read
+from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import EMBEDDINGS_GRAPH, GRAPH
 from preblock.service.core.types import Int64
 from preblock.service.runtime.session import Session
@@ -74,20 +72,6 @@ def frontend_of(artifact: Path) -> FrontEnd:
     document = read(Manifest, artifact / "manifest.json").front_end
     assert document is not None
     return FrontEnd(FrontEndConfig.from_document(document)).eval()
-
-
-def test_rotary_artifact_has_graphs_with_and_without_rotary(artifact: Path) -> None:
-    manifest = read(Manifest, artifact / "manifest.json")
-    assert set(manifest.files) == {"model.onnx", "embeddings.onnx", "model.onnx.data"}
-    vectors = ("embeddings", ("batch", "length", D))
-    rotary = [("rotary_cos", ("offsets", "length", R)), ("rotary_sin", ("offsets", "length", R))]
-    whole, alone = manifest.graphs[GRAPH], manifest.graphs[EMBEDDINGS_GRAPH]
-    assert [(spec.name, spec.shape) for spec in whole.outputs] == [vectors, *rotary]
-    assert (alone.inputs, [(spec.name, spec.shape) for spec in alone.outputs]) == (whole.inputs, [vectors])
-    assert manifest.rotary == (Rotary(cos="rotary_cos", sin="rotary_sin", width=R, layout="half", max_len=None),)
-    assert {node.op_type for node in onnx.load(artifact / EMBEDDINGS_GRAPH).graph.node} == {"Gather"}
-    assert frontend_of(artifact).config.rotary == (RotaryOutput(config=RotaryConfig(dim=R, theta=5e5)),)
-    verify(artifact)
 
 
 def test_rotary_outputs_are_equal_for_every_call_shape(artifact: Path) -> None:
@@ -215,46 +199,10 @@ def test_edgellm_caches_have_widths_of_both_kinds(exports: Exports, tmp_path: Pa
         np.testing.assert_allclose(cache, expected[f"rotary_cos_sin_{kind}"], rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("exports", ["half"], indirect=True)
-def test_half_form_works_as_cache_of_onnx_operator(exports: Exports) -> None:
-    _, wide, _ = exports
-    graph = onnx.parser.parse_model(
-        """<ir_version: 9, opset_import: ["" : 20, "com.microsoft" : 1]>
-        rotate (float[b, h, l, d] x, int64[b, l] positions, float[m, r] cos, float[m, r] sin) => (float[b, h, l, d] y)
-        { y = com.microsoft.RotaryEmbedding (x, positions, cos, sin) }"""
-    )
-    found, positions = run_graph(wide, OFFSET, 7), torch.arange(OFFSET, OFFSET + 7)[None]
-    full = library(positions, "full")
-    for kind, width in WIDTHS.items():
-        query = torch.randn(1, 2, 7, width, generator=torch.Generator().manual_seed(0))
-        given: dict[str, Any] = {"x": query.numpy(), "positions": np.arange(7)[None]}
-        given |= {part: found[f"rotary_{part}_{kind}"][0] for part in ("cos", "sin")}
-        (turned,) = onnxruntime.InferenceSession(graph.SerializeToString()).run(None, given)
-        cos, sin = (torch.from_numpy(full[f"rotary_{part}_{kind}"]) for part in ("cos", "sin"))
-        np.testing.assert_allclose(turned, apply_rotary_pos_emb(query, query, cos, sin)[0], rtol=0, atol=1e-6)
-
-
-def test_rotary_output_survives_document_round_trip() -> None:
-    for changes in ({}, {"form": "half"}, {"form": "fused"}, {"dtype": "float16"}):
-        output = RotaryOutput(config=RotaryConfig(dim=8), **changes)  # type: ignore[arg-type]
-        document = output.to_document()
-        assert RotaryOutput.from_document(document) == output
-        assert document.keys() & {"form", "dtype"} == changes.keys()
+def test_unknown_form_or_type_of_rotary_is_rejected() -> None:
     for field, value, allowed in (("form", "quarter", "full, half, fused"), ("dtype", "bfloat16", "float32, float16")):
         found = rejection(ValueError, RotaryOutput.from_document, {"dim": 8, field: value})
         assert found == f"rotary.{field}: got {value!r}, expected {allowed}"
-
-
-def test_verify_detects_changed_rotary_output(artifact: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(artifact, tmp_path / "1")
-    model = onnx.load(folder / GRAPH, load_external_data=False)
-    next(node for node in model.graph.node if node.op_type == "Sin").op_type = "Cos"
-    onnx.save(model, folder / GRAPH)
-    manifest = read(Manifest, folder / "manifest.json")
-    files = manifest.files | {GRAPH: describe(folder / GRAPH)}
-    write(manifest.model_copy(update={"files": files}), folder / "manifest.json")
-    with pytest.raises(ParityError, match="rotary_sin of the graph differs from its reference by"):
-        verify(folder)
 
 
 def test_proof_detects_changed_graph_without_rotary(artifact: Path, tmp_path: Path) -> None:
@@ -289,10 +237,7 @@ def test_length_dependent_rotary_needs_rotary_length(tmp_path: Path) -> None:
     assert any("leaving rotary outputs out: rope_type 'dynamic' depends on the length" in line for line in reports)
     assert not (left_out.folder / EMBEDDINGS_GRAPH).exists()
     assert [spec.name for spec in left_out.manifest.graphs[GRAPH].outputs] == ["embeddings"]
-    exported = export(source, "long", tmp_path, max_len=4 * FAR, rotary_length=2 * FAR)
-    verify(exported.folder)
-    signature = frontend_of(exported.folder).signature
-    assert (signature.max_len, signature.rotary_len) == (4 * FAR, 2 * FAR)
+    verify(export(source, "long", tmp_path, max_len=4 * FAR, rotary_length=2 * FAR).folder)
 
 
 def test_unfit_rotary_option_is_rejected(tiny_checkpoint: Path, tmp_path: Path) -> None:
