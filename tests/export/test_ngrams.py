@@ -56,8 +56,10 @@ def test_other_sizes_and_seeds_agree(changed: dict[str, Any], tmp_path: Path) ->
     folder = save_qwen4(tmp_path, **changed)
     ids = random_ids(3, 30)
     ids[ids == END] = 98 if "eos_token_id" in changed else END
-    rows, _ = run_transformers(folder, [ids])
-    assert np.array_equal(FrontEnd.from_data(read_frontend(folder)).ngrams.row_ids(torch.from_numpy(ids)).numpy(), rows)
+    rows, vectors = run_transformers(folder, [ids])
+    module = FrontEnd.from_data(read_frontend(folder)).ngrams
+    assert np.array_equal(module.row_ids(torch.from_numpy(ids)).numpy(), rows)
+    assert np.array_equal(module(torch.from_numpy(ids)).detach().numpy(), vectors)
 
 
 @pytest.mark.parametrize("lengths", [(1,) * 12, (1, 4, 1, 6)])
