@@ -1,9 +1,5 @@
 """Progress reports of long steps."""
 
-import hashlib
-import re
-from pathlib import Path
-
 import pytest
 
 from preblock.export import progress
@@ -27,19 +23,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_step_under_one_second_reports_nothing(clock: Clock) -> None:
-    said: list[str] = []
-    step = StepProgress(said.append, "writing", 1000)
-    for _ in range(9):
-        clock.now += 0.1
-        step.add(100)
-    assert said == []
-
-
-def test_long_step_reports_bytes_and_rate_ten_times_per_second(clock: Clock) -> None:
+def test_bytes_and_rate_are_reported_after_one_second(clock: Clock) -> None:
+    """Ten times per second."""
     said: list[str] = []
     step = StepProgress(said.append, "writing", 4 * 10**9)
-    for _ in range(150):
+    for number in range(150):
+        assert number >= 50 or said == []
         clock.now += 0.02
         step.add(20 * 10**6)
     assert said[0] == "writing: 1 GB of 4 GB, 1 GB/s"
@@ -56,17 +45,9 @@ def test_cases_are_reported_at_once_and_bytes_after_one_second(clock: Clock) -> 
     assert said == ["proving: 1 of 2 cases", "proving: 2 of 2 cases, 6 kB, 4 kB/s"]
 
 
-def test_progress_sha256_matches_hashlib(tmp_path: Path) -> None:
-    content = bytes(range(256)) * 5000 + b"rest"  # more than one part
-    (tmp_path / "file").write_bytes(content)
-    with (tmp_path / "file").open("rb") as stream:
-        assert StepProgress(print, "hashing").sha256(stream) == hashlib.sha256(content).hexdigest()
-
-
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_600, "1 MB"), (2**31, "2.15 GB"), (5e12, "5000 GB")],
 )
 def test_bytes_are_formatted_with_three_digits_and_unit(count: float, text: str) -> None:
     assert format_bytes(count) == text
-    assert re.fullmatch(r"[\d.]+ [kMG]?B", text)

@@ -13,7 +13,6 @@ import pytest
 
 from preblock.export import publication
 from preblock.export.errors import ExportError
-from preblock.export.exporter import export
 from preblock.export.layouts.triton import write_config
 from preblock.export.publication import DRAFT, draft, publish
 from preblock.export.verification import verify
@@ -85,6 +84,7 @@ def test_sweep_removes_draft_of_dead_process(tmp_path: Path) -> None:
         folder = Path(process.stdout.readline().strip())
         assert add(tmp_path, "m") == 1
         assert folder.is_dir()
+        assert [version for _, version, _ in find_artifacts(tmp_path)] == [1]
         process.kill()
         process.wait()
     assert folder.is_dir()
@@ -92,57 +92,24 @@ def test_sweep_removes_draft_of_dead_process(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-MOMENTS = {
-    "the draft": ("", "float32"),
-    "the middle of the table": ("model.onnx.data", "float32"),
-    "the middle of the rounded table": ("model.onnx.data", "float16"),
-    "the proof": ("manifest.json", "float32"),
-}
-"""By moment of an export: a file in the draft by then, and the stored type."""
+ENDS = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+"""Signals, exit codes and messages."""
 
 
-def end_in_the_middle(
-    source: Path, repository: Path, number: signal.Signals, moment: str = "the middle of the table"
-) -> tuple[int, str]:
-    """Send a signal to an export at a moment; return its exit code and standard error."""
-    file, dtype = MOMENTS[moment]
-    options = ("--name", "m", "--repository", repository, "--dtype", dtype)
-    return end_at(number, repository / "m", f"{DRAFT}*/{file}".rstrip("/"), "export", source, *options)
-
-
-@pytest.mark.parametrize("moment", ["the proof"])
-def test_killed_export_is_invisible_and_removed_by_next_export(
-    tiny_checkpoint: Path, large_checkpoint: Path, tmp_path: Path, moment: str
-) -> None:
-    add(tmp_path, "other")
-    code, _ = end_in_the_middle(large_checkpoint, tmp_path, signal.SIGKILL, moment)
-    assert code == -signal.SIGKILL
-    assert [path.name.startswith(DRAFT) for path in (tmp_path / "m").iterdir()] == [True]
-    assert [name for name, *_ in find_artifacts(tmp_path)] == ["other"]
-    assert export(str(tiny_checkpoint), "m", tmp_path).folder == tmp_path / "m" / "1"
-    assert [path.name for path in (tmp_path / "m").iterdir()] == ["1"]
-
-
-@pytest.mark.parametrize(
-    ("number", "code", "said", "moment"),
-    [
-        (signal.SIGINT, 130, "interrupted", "the middle of the rounded table"),
-        (signal.SIGTERM, 143, "terminated", "the middle of the table"),
-    ],
-)
+@pytest.mark.parametrize(("number", "code", "said"), ENDS)
 def test_interrupted_export_leaves_no_files(
-    large_checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int, said: str, moment: str
+    large_checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int, said: str
 ) -> None:
-    found, errors = end_in_the_middle(large_checkpoint, tmp_path, number, moment)
-    assert found == code
-    assert errors.splitlines()[-1] == f"preblock: {said}"
+    """The signal comes in the middle of the table, which one of the two rounds."""
+    dtype = "float16" if number == signal.SIGINT else "float32"
+    options = ("--name", "m", "--repository", tmp_path, "--dtype", dtype)
+    found, errors = end_at(number, tmp_path / "m", f"{DRAFT}*/model.onnx.data", "export", large_checkpoint, *options)
+    assert (found, errors.splitlines()[-1]) == (code, f"preblock: {said}")
     assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
-)
+@pytest.mark.parametrize(("number", "code", "said"), ENDS)
 def test_interrupted_export_of_server_leaves_no_files(
     large_checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int, said: str
 ) -> None:
