@@ -149,31 +149,6 @@ class TransformersModel:
             for part, tensor in zip(("cos", "sin"), in_our_form(found), strict=True)
         }
 
-    def hidden_states(self, **inputs: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the last hidden states, given `input_ids` or `inputs_embeds`."""
-        states: NDArray[np.float32] = self._run(**inputs)[0].numpy()
-        return states
-
-    def hidden_states_of(self, embeddings: NDArray[np.float32], input_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the last hidden states, with `embeddings` as the input of the first block."""
-        vectors = torch.from_numpy(embeddings)
-        entered = [vectors.transpose(0, 1) if self.name == "xlnet" else vectors]
-
-        def hook(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-            if not entered:  # albert runs one block for several layers
-                return None
-            if arguments:  # funnel's take it three times, as query, key and value
-                ours, theirs = entered.pop(), arguments[0]
-                return tuple(ours if argument is theirs else argument for argument in arguments), keywords
-            return arguments, keywords | {"hidden_states": entered.pop()}
-
-        block = self._first_block()
-        handle = block.register_forward_pre_hook(hook, with_kwargs=True)
-        # Other ids, so that the model's own front-end cannot give the right result.
-        states = self.hidden_states(input_ids=np.roll(input_ids, 1, axis=1))
-        handle.remove()
-        return states
-
     def _run(self, **inputs: NDArray[Any] | None) -> Any:
         given = {name: torch.from_numpy(array) for name, array in inputs.items() if array is not None}
         side = "" if self.name in WHOLE else self.name.partition("/")[2]
