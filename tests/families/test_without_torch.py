@@ -19,32 +19,6 @@ from tests.families.library_models import save
 from tests.support.environments import ENVIRONMENT, install
 from tests.support.servers import serve
 
-REFUSE = """
-import sys
-from pathlib import Path
-sys.modules["torch"] = None
-from preblock.export.errors import ExportError
-from preblock.export.exporter import export
-for folder in sys.argv[1:]:
-    try:
-        export(folder, "m", Path(folder))
-    except ExportError as error:
-        print(error)
-"""
-
-
-def test_formats_that_need_torch_name_its_extra(tmp_path: Path) -> None:
-    folders = {"vit": tmp_path / "stem", "unheard": tmp_path / "discovered"}
-    for model_type, folder in folders.items():
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
-    done = subprocess.run([sys.executable, "-c", REFUSE, *folders.values()], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [
-        f"{purpose} needs torch: pip install 'preblock[torch]'"
-        for purpose in ("an image or audio stem", "the discovery of a front-end")
-    ]
-
-
 EXPORT = """
 import json, sys
 from pathlib import Path
@@ -62,6 +36,39 @@ for name, folder in folders.items():
         refused[name] = str(error)
 json.dump(refused, sys.stdout)
 """
+
+
+def export_all(python: Path, folders: dict[str, Path], repository: Path, before: str = "") -> dict[str, str]:
+    """Export folders by name in a process, after some code; return the messages of those that it refuses."""
+    done = subprocess.run(
+        [python, "-c", before + EXPORT],
+        input=json.dumps([folders, repository], default=str),
+        text=True,
+        check=True,
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
+        cwd=repository.parent,
+    )
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def write_config(folder: Path, model_type: str) -> Path:
+    """Write a `config.json` of a model type alone."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return folder
+
+
+def test_formats_that_need_torch_name_its_extra(tmp_path: Path) -> None:
+    folders = {name: write_config(tmp_path / name, name) for name in ("vit", "unheard")}
+    refused = export_all(Path(sys.executable), folders, tmp_path / "r", 'import sys\nsys.modules["torch"] = None\n')
+    assert refused == {
+        "vit": "an image or audio stem needs torch: pip install 'preblock[torch]'",
+        "unheard": "the discovery of a front-end needs torch: pip install 'preblock[torch]'",
+    }
+
+
 FLOAT32_SINUSOIDS = {"ctrl", "m2m_100/encoder", "m2m_100/decoder", "speech_to_text/decoder", "xglm"}
 """Rows with a derived table whose bits are those of torch's own sines."""
 
@@ -70,18 +77,11 @@ def test_every_row_is_exported_and_served_without_torch(tmp_path: Path) -> None:
     folders = {name: tmp_path / f"row-{place}" for place, name in enumerate(FAMILIES)}
     for name, folder in folders.items():
         save(name, folder)
-    given = json.dumps([folders, tmp_path / "repository"], default=str)
+    folders["helium"] = write_config(tmp_path / "helium", "helium")
     python = install(tmp_path / "environment", "cpu", "export")
-    done = subprocess.run(
-        [python, "-c", EXPORT],
-        input=given,
-        text=True,
-        check=True,
-        stdout=subprocess.PIPE,
-        env=ENVIRONMENT,
-        cwd=tmp_path,
-    )
-    refused = json.loads(done.stdout)
+    refused = export_all(python, folders, tmp_path / "repository")
+    del folders["helium"]
+    assert refused.pop("helium").endswith("`pip install preblock[discover]` lets transformers describe others")
     assert refused.keys() == FLOAT32_SINUSOIDS
     assert all(message.endswith("needs torch: pip install 'preblock[torch]'") for message in refused.values()), refused
     ids = torch.tensor([[5, 6, 7]])

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,26 +206,6 @@ def test_artifact_records_transformers_version_of_discovery(tmp_path: Path) -> N
     assert {"from_id": 0, "to_id": 98} in [case.arguments for case in discovery.cases]
     assert verify(exported.folder).discovery == discovery
     assert export(str(tmp_path / "checkpoint"), "small", tmp_path, dtype="int8").parity.discovery is not None
-
-
-WITHOUT_TRANSFORMERS = """
-import sys
-sys.modules["transformers"] = None
-from preblock.export.options import resolve
-from preblock.export.source import load_source
-from preblock.export.errors import ExportError
-try:
-    load_source(resolve(sys.argv[1]))
-except ExportError as error:
-    print(error)
-"""
-
-
-def test_discovery_without_transformers_names_the_extra(tmp_path: Path) -> None:
-    save("helium", tmp_path)
-    command = [sys.executable, "-c", WITHOUT_TRANSFORMERS, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "install preblock[discover]" in done.stdout
 
 
 def test_discovery_needs_only_shard_of_token_table(tmp_path: Path) -> None:
