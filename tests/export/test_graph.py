@@ -30,7 +30,6 @@ from preblock.service.artifacts.graphs import count_parameters
 from preblock.service.artifacts.io import write
 from preblock.service.artifacts.manifest import Manifest, Source
 from preblock.service.artifacts.names import (
-    DATA,
     GRAPH,
     LAYER_INPUTS_GRAPH,
     LAYER_TOKENS_GRAPH,
@@ -142,19 +141,6 @@ def test_narrow_token_table_is_written_as_float32(tmp_path: Path) -> None:
     found = map_weights(tmp_path)["tokens.weight"]
     assert found.dtype == np.float32
     assert np.array_equal(found, frontend.tokens.weight.detach().float().numpy())
-
-
-@pytest.mark.parametrize("kind", sorted(KERNELS))
-def test_kernel_of_manifest_has_places_and_rows_of_tables(kind: str, tmp_path: Path) -> None:
-    frontend = build(kind)
-    kernel = put(frontend, tmp_path).kernel
-    assert kernel is not None
-    tokens, positions = kernel.tokens, kernel.positions
-    rows = np.memmap(tmp_path / DATA, np.float32, "r", offset=tokens.begin, shape=(tokens.rows, tokens.width))
-    added = np.memmap(tmp_path / DATA, np.float32, "r", offset=positions.begin, shape=(positions.rows, tokens.width))
-    expected = frontend(torch.arange(M).unsqueeze(0)).detach().numpy()[0]
-    found = rows[:M] * np.float32(tokens.scale) + added[positions.first : positions.first + M]
-    assert np.array_equal(found, expected)
 
 
 def test_ngram_rows_graph_takes_empty_batches_and_rows(tmp_path: Path) -> None:

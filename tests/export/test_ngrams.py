@@ -24,7 +24,6 @@ from preblock.service.artifacts.manifest import Manifest, NgramTable, TablePart
 from preblock.service.artifacts.names import DATA, PARITY
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.artifacts.references import describe_check
-from preblock.service.runtime.ngram_ids import NgramIds, open_ngram_ids
 from preblock.service.runtime.session import Session
 from tests.export.qwen4 import (
     END,
@@ -79,26 +78,6 @@ def test_graph_continues_like_the_cache_of_transformers(
     assert expected.shape == (3, 12, LAYERS, WIDTH)
 
 
-def test_hash_of_the_manifest_has_the_rows_of_transformers(
-    ngram_checkpoint: Path, exported: ExportResult, tmp_path: Path
-) -> None:
-    larger = save_qwen4(tmp_path / "model", ngram_size=5, seed=7)
-    for folder, result in ((ngram_checkpoint, exported), (larger, export(str(larger), "m", tmp_path))):
-        assert isinstance(result.manifest, Manifest)
-        assert result.manifest.history is not None
-        runner = open_ngram_ids(result.manifest, Session(result.folder, graph="ngram.ids.onnx"))
-        assert isinstance(runner, NgramIds)
-        tokens = result.manifest.history.tokens
-        for lengths in ((1,) * 12, (7, 5)):
-            chunks = np.split(random_ids(3, 12, seed=len(lengths)), np.cumsum(lengths)[:-1], axis=1)
-            context, found = np.full((3, tokens), END), list[Any]()
-            for chunk in chunks:
-                found += runner.run({"input_ids": chunk, "context": context}, ["ngram_row_ids"]).values()
-                context = np.concatenate((context, chunk), axis=1)[:, -tokens:]
-            expected, _ = run_transformers(folder, chunks)
-            assert np.array_equal(np.concatenate(found, axis=1), expected)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "int4"])
 def test_constants_of_many_heads_lie_in_the_data_file(dtype: str, tmp_path: Path) -> None:
     """They have more bytes than a graph holds, so another stored type moves them."""
@@ -116,18 +95,6 @@ def test_tables_of_a_model_of_images_are_read(tmp_path: Path) -> None:
     for layer in range(LAYERS):
         shards = [stored[f"language_model.layers.{layer}.{SHARDS}{shard}.weight"] for shard in range(4)]
         assert np.array_equal(found[f"ngrams.tables.{layer}.weight"], torch.cat(shards))
-
-
-@pytest.mark.parametrize(("dtype", "scale"), [("bfloat16", None), ("int8", "tensor")])
-def test_stored_type_applies_to_the_tables(
-    dtype: str, scale: str | None, ngram_checkpoint: Path, tmp_path: Path
-) -> None:
-    result = export(str(ngram_checkpoint), "m", tmp_path, dtype=dtype, scale=scale)
-    tables = {f"ngrams.tables.{layer}.weight" for layer in range(LAYERS)}
-    assert set(result.parity.storage) == {"tokens.weight", *tables}
-    assert verify(result.folder).providers["CPUExecutionProvider"].outputs["ngram_embeddings"].max_abs == 0
-    assert isinstance(result.manifest, Manifest)
-    assert bool(result.manifest.ngram_tables) == (dtype == "bfloat16")
 
 
 def test_description_cannot_hold_ngrams(ngram_checkpoint: Path, tmp_path: Path) -> None:

@@ -174,12 +174,6 @@ def test_draft_in_repository_path_of_file_is_rejected(tmp_path: Path) -> None:
             pass
 
 
-def test_failed_draft_removes_the_folders_made_for_it(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), draft(tmp_path / "new" / "repository", "m"):
-        raise RuntimeError
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.fixture
 def version() -> Iterator[Path]:
     with public_folder() as place:

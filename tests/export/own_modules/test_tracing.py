@@ -2,7 +2,6 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -55,55 +54,30 @@ def test_interrupt_in_tracing_ends_export(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM])
-def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
-    """Yield a signal, whose handler exits with its number meanwhile."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("signals", "failing", "done"), [((0,), None, 3), ((0, 1), None, 1), ((0,), 1, 1)])
+def test_first_interrupt_waits_for_the_end_or_the_second(
+    signals: tuple[int, ...], failing: int | None, done: int, number: signal.Signals
+) -> None:
+    """Of three steps, some get the signal, one may fail, and some are done before the exit."""
+    steps = []
 
     def leave(number: int, _: FrameType | None) -> NoReturn:
         raise SystemExit(number)
 
-    found: signal.Signals = request.param
-    before = signal.signal(found, leave)
-    yield found
-    assert signal.signal(found, before) is leave
-
-
-def ends_with(number: signal.Signals, function: Callable[[], None]) -> None:
-    """Assert that `function` exits with the number of the signal, with deferred interrupts."""
-    with pytest.raises(SystemExit) as end, interrupts_deferred():
-        function()
-    assert end.value.code == number
-
-
-def test_first_interrupt_waits_for_end(number: signal.Signals) -> None:
-    steps = []
-
-    def trace() -> None:
-        signal.raise_signal(number)
-        steps.append("end")
-
-    ends_with(number, trace)
-    assert steps == ["end"]
-
-
-def test_first_interrupt_replaces_later_error(number: signal.Signals) -> None:
-    def trace() -> None:
-        signal.raise_signal(number)
-        raise RuntimeError
-
-    ends_with(number, trace)
-
-
-def test_second_interrupt_does_not_wait(number: signal.Signals) -> None:
-    steps = []
-
     def trace() -> None:
         for step in range(3):
+            if step in signals:
+                signal.raise_signal(number)
+            if step == failing:
+                raise RuntimeError
             steps.append(step)
-            signal.raise_signal(number)
 
-    ends_with(number, trace)
-    assert steps == [0, 1]
+    before = signal.signal(number, leave)
+    with pytest.raises(SystemExit) as end, interrupts_deferred():
+        trace()
+    assert signal.signal(number, before) is leave
+    assert (end.value.code, len(steps)) == (number, done)
 
 
 def test_handlers_in_other_thread_stay() -> None:
