@@ -44,8 +44,16 @@ _SEQUENCES, _LISTENER = _BOTH | {_PLACES: LONGEST}, _BOTH | {"max_target_positio
 _T5 = _sized("d_model", "num_heads", "num_layers", d_kv=8, d_ff=37)
 
 
-def _sides(family: str, model: str, config: dict[str, Any], block: str = "layers.0") -> dict[str, Published]:
-    return {f"{family}/{side}": Published(model, config, f"{side}.{block}") for side in ("encoder", "decoder")}
+def _group(names: tuple[str, ...], *row: Any) -> dict[str, Published]:
+    return {name: Published(str(MODEL_MAPPING_NAMES[name]), *row) for name in names}
+
+
+def _sides(families: tuple[str, ...], config: dict[str, Any], block: str = "layers.0") -> dict[str, Published]:
+    return {
+        f"{family}/{side}": Published(str(MODEL_MAPPING_NAMES[family]), config, f"{side}.{block}")
+        for family in families
+        for side in ("encoder", "decoder")
+    }
 
 
 def token_decoder(name: str) -> Published:
@@ -59,12 +67,9 @@ def token_decoder(name: str) -> Published:
     multiplier = {"embedding_multiplier": 12.5} if "embedding_multiplier" in config else {}
     rope = {"position_embedding_type": "rope"} if name == "granitemoehybrid" else {}
     # The cache of hybrids cannot be made for two layers.
-    return Published(
-        str(MODEL_MAPPING_NAMES[name]),
-        config | multiplier | rope | {"use_cache": False},
-        "blocks.0" if name == "rwkv" else "layers.0",
-        "rotary_emb" if FAMILIES[name].rotary else "",
-    )
+    config |= multiplier | rope | {"use_cache": False}
+    block, rotary = "blocks.0" if name == "rwkv" else "layers.0", "rotary_emb" if FAMILIES[name].rotary else ""
+    return Published(str(MODEL_MAPPING_NAMES[name]), config, block, rotary)
 
 
 def _vision_language(name: str) -> Published:
@@ -94,12 +99,7 @@ _CLIP_VISION = {key: value for key, value in _ENCODER.items() if key != "vocab_s
 _SINGLE = {f"{name}_token_id": 1 for name in ("pad", "bos", "eos", "cls", "sep")}
 _SLIDING = {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]}
 PUBLISHED: dict[str, Published] = {
-    "bert": Published("BertModel", _ENCODER, LAYER),
-    "roberta": Published("RobertaModel", _ENCODER, LAYER),
-    "xlm-roberta": Published("XLMRobertaModel", _ENCODER, LAYER),
-    "camembert": Published("CamembertModel", _ENCODER, LAYER),
-    "xlm-roberta-xl": Published("XLMRobertaXLModel", _ENCODER, LAYER),
-    "mpnet": Published("MPNetModel", _ENCODER, LAYER),
+    **_group(("bert", "roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet"), _ENCODER, LAYER),
     "distilbert": Published(
         "DistilBertModel", _sized("dim", "n_heads", "n_layers", _PLACES, hidden_dim=37), "transformer.layer.0"
     ),
@@ -139,8 +139,7 @@ PUBLISHED: dict[str, Published] = {
     ),
     "gpt_bigcode": Published("GPTBigCodeModel", _GPT, "h.0"),
     "openai-gpt": Published("OpenAIGPTModel", _GPT, "h.0"),
-    "gptj": Published("GPTJModel", _GPT | {"rotary_dim": 4}, "h.0", "rotary_emb.embed_positions"),
-    "codegen": Published("CodeGenModel", _GPT | {"rotary_dim": 4}, "h.0", "rotary_emb.embed_positions"),
+    **_group(("gptj", "codegen"), _GPT | {"rotary_dim": 4}, "h.0", "rotary_emb.embed_positions"),
     "ctrl": Published("CTRLModel", _GPT | {"dff": 37}, "h.0"),
     "opt": Published("OPTModel", _ENCODER | {"ffn_dim": 37, "word_embed_proj_dim": 16}, "decoder.layers.0"),
     "biogpt": Published("BioGptModel", _ENCODER, "layers.0"),
@@ -155,45 +154,26 @@ PUBLISHED: dict[str, Published] = {
         "h.0",
         MODULE,
     ),
-    "llama": Published("LlamaModel", _ROTARY, "layers.0", MODULE),
-    "mistral": Published("MistralModel", _ROTARY, "layers.0", MODULE),
-    "qwen2": Published("Qwen2Model", _ROTARY, "layers.0", MODULE),
-    "qwen3": Published("Qwen3Model", _ROTARY, "layers.0", MODULE),
-    "phi": Published("PhiModel", _ROTARY, "layers.0", MODULE),
+    **_group(("llama", "mistral", "qwen2", "qwen3", "phi"), _ROTARY, "layers.0", MODULE),
     "phi3": Published("Phi3Model", _ROTARY | _ENDS, "layers.0", MODULE),
     "gpt_neox": Published("GPTNeoXModel", _ENCODER, "layers.0", MODULE),
     "granite": Published("GraniteModel", _ROTARY | {"embedding_multiplier": 12.5}, "layers.0", MODULE),
-    "gemma": Published("GemmaModel", _ROTARY | {"head_dim": 8}, "layers.0", MODULE),
-    "gemma2": Published("Gemma2Model", _ROTARY | {"head_dim": 8}, "layers.0", MODULE),
+    **_group(("gemma", "gemma2"), _ROTARY | {"head_dim": 8}, "layers.0", MODULE),
     "gemma3_text": Published("Gemma3TextModel", _ROTARY | _SLIDING, "layers.0", MODULE),
     "gemma3n_text": Published("Gemma3nTextModel", gemma3n.SIZES, "layers.0", MODULE),
     "gemma3n/text": Published("Gemma3nModel", gemma3n.WHOLE, "language_model.layers.0", f"language_model.{MODULE}"),
     **{f"{name}/text": _vision_language(name) for name in VISION_LANGUAGE},
     **{f"{name}/text": _vision_language(name) for name in (*GEMMA4, "qwen4_exp")},
-    **_sides("bart", "BartModel", _SEQUENCES),
-    **_sides("mbart", "MBartModel", _SEQUENCES),
-    **_sides("blenderbot", "BlenderbotModel", _SEQUENCES),
-    **_sides("blenderbot-small", "BlenderbotSmallModel", _SEQUENCES),
-    **_sides("marian", "MarianModel", _SEQUENCES),
-    **_sides("pegasus", "PegasusModel", _SEQUENCES),
-    **_sides("m2m_100", "M2M100Model", _SEQUENCES),
+    **_sides(("bart", "mbart", "blenderbot", "blenderbot-small", "marian", "pegasus", "m2m_100"), _SEQUENCES),
     "speech_to_text/decoder": Published(
         "Speech2TextModel",
-        _BOTH
-        | {
-            "max_target_positions": LONGEST,
-            "max_source_positions": 64,
-            "input_feat_per_channel": 8,
-            "conv_channels": 16,
-        },
+        _LISTENER | {"max_source_positions": 64, "input_feat_per_channel": 8, "conv_channels": 16},
         "decoder.layers.0",
     ),
     "whisper/decoder": Published(
-        "WhisperModel",
-        _LISTENER | {"max_source_positions": 8, "num_mel_bins": 8},
-        "decoder.layers.0",
+        "WhisperModel", _LISTENER | {"max_source_positions": 8, "num_mel_bins": 8}, "decoder.layers.0"
     ),
-    **_sides("t5", "T5Model", _T5, "block.0"),
+    **_sides(("t5",), _T5, "block.0"),
 }
 for _name in FAMILIES:
     if _name.partition("/")[0] not in CONFIG_MAPPING:
