@@ -94,7 +94,11 @@ def test_written_graphs_equal_module_and_hold_no_more(kind: str, tmp_path: Path)
         assert file == GRAPH or {tensor.name for tensor in model.graph.initializer} <= read
         assert (model.producer_name, model.graph.name) == ("preblock", Path(file).stem)
         assert model.doc_string.startswith("The ")
-        assert {entry.key for entry in model.metadata_props} >= {"preblock.family", "preblock.vocab_size"}
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        limit = {} if frontend.config.max_len is None else {"preblock.max_len": str(frontend.config.max_len)}
+        indices = {f"preblock.indices.{name}": str(count) for name, count in frontend.config.indices.items()}
+        sizes = {"preblock.family": frontend.config.family, "preblock.vocab_size": str(V)}
+        assert metadata == sizes | limit | indices
 
 
 def test_data_of_another_front_end_is_rejected(tmp_path: Path) -> None:

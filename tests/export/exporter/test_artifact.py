@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from preblock.export.errors import ExportError
-from preblock.export.exporter import ExportResult, export, export_loaded
+from preblock.export.exporter import export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
@@ -92,17 +92,6 @@ def test_export_on_full_disk_fails_and_leaves_no_files(
     assert done.stderr.splitlines()[-1] == f"preblock: {tmp_path}: File too large"
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_onnxruntime_metadata_holds_limits(tiny_export: ExportResult) -> None:
-    found = onnxruntime.InferenceSession(tiny_export.folder / "model.onnx").get_modelmeta()
-    assert found.custom_metadata_map == {
-        "preblock.family": "bert",
-        "preblock.vocab_size": "40",
-        "preblock.max_len": "20",
-        "preblock.indices.token_type_ids": "2",
-    }
-    assert (found.producer_name, found.graph_name) == ("preblock", "model")
 
 
 def test_onnxruntime_metadata_of_stem_holds_sizes(tmp_path: Path) -> None:
