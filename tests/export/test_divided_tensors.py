@@ -96,18 +96,14 @@ SOURCES: list[tuple[Callable[[str, Path], object], str, str]] = [
     *(
         (library_models.save, *case)
         for case in (
-            ("gpt2", "wpe.weight"),
             ("bert", "embeddings.LayerNorm.weight"),
             ("marian/encoder", "encoder.embed_positions.weight"),  # computed, if the file lacks it
             ("t5/encoder", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
             ("gemma3n_text", "embed_tokens_per_layer.weight"),
-            ("gemma3n_text", "per_layer_model_projection.weight"),
         )
     ),
     (save_whole, "longformer", "longformer.embeddings.position_embeddings.weight"),  # discovered
-    (save_whole, "longformer", "longformer.embeddings.LayerNorm.weight"),
     (stems.save, "vit", "embeddings.patch_embeddings.projection.weight"),
-    (stems.save, "vit", "embeddings.position_embeddings"),
     (lambda _, folder: save_plain(folder), "model2vec", "embeddings"),
 ]
 """How a model is saved, its name, and a further tensor of its front-end."""

@@ -280,18 +280,22 @@ def test_tables_in_several_files_are_referenced(ngram_checkpoint: Path, tmp_path
     compare_with_transformers(ngram_checkpoint, result)
 
 
-def test_verify_hashes_the_files(ngram_checkpoint: Path, referenced: ExportResult, tmp_path: Path) -> None:
-    folder = shutil.copytree(referenced.folder, tmp_path / "m/1")
-    manifest = manifest_of(referenced)
+def test_verify_hashes_the_files_and_finds_changes(ngram_checkpoint: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(ngram_checkpoint, tmp_path / "copy")
+    result = export(str(source), "m", tmp_path, reference=True)
+    folder, manifest = result.folder, manifest_of(result)
     assert describe_check(manifest, read(ParityReport, folder / PARITY)) == "header"
     with pytest.raises(ExportError, match=f"{FILE} is outside the folders of the setting reference_roots: no folder"):
         verify(folder)
-    expected = {str(ngram_checkpoint / FILE): hashlib.sha256((ngram_checkpoint / FILE).read_bytes()).hexdigest()}
-    assert verify(folder, reference_roots=[ngram_checkpoint]).references == expected
+    expected = {str(source / FILE): hashlib.sha256((source / FILE).read_bytes()).hexdigest()}
+    assert verify(folder, reference_roots=[source]).references == expected
     report = read(ParityReport, folder / PARITY)
     assert report.references == expected
     assert describe_check(manifest, report) == "content"
-    assert verify(folder, reference_roots=[ngram_checkpoint]) == report
+    assert verify(folder, reference_roots=[source]) == report
+    _damage(source / FILE)
+    with pytest.raises(ExportError, match=rf"{FILE}: got sha256 \w+…, expected \w+…, as an earlier verification found"):
+        verify(folder, reference_roots=[source])
 
 
 def _damage(file: Path) -> None:
@@ -303,15 +307,6 @@ def _damage(file: Path) -> None:
         stream.seek(-1, os.SEEK_END)
         stream.write(bytes([last ^ 1]))
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def test_verify_finds_a_change_since_an_earlier_verification(ngram_checkpoint: Path, tmp_path: Path) -> None:
-    source = shutil.copytree(ngram_checkpoint, tmp_path / "copy")
-    folder = export(str(source), "m", tmp_path, reference=True).folder
-    verify(folder, reference_roots=[source])
-    _damage(source / FILE)
-    with pytest.raises(ExportError, match=rf"{FILE}: got sha256 \w+…, expected \w+…, as an earlier verification found"):
-        verify(folder, reference_roots=[source])
 
 
 def test_hash_of_a_hub_is_recorded_and_verified(ngram_checkpoint: Path, tmp_path: Path) -> None:

@@ -88,11 +88,6 @@ def test_parity_grid_shortens_rows_of_wide_batches() -> None:
     assert wide == {1: {1, 2, 17, longest}, 2: {1, 2, 17, 2**11}, 5: {1, 2, 17, 2**23 // (5 * width)}}
 
 
-def test_parity_grid_respects_small_max_len() -> None:
-    found = {(case.length, case.offset) for case in grid(GPT2Embeddings(30, 8, 2).signature) if case.batch == 1}
-    assert found == {(1, (0,)), (1, (1,)), (2, (0,))}
-
-
 @pytest.mark.parametrize(
     ("frontend", "name", "row", "by", "message"),
     [

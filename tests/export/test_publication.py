@@ -92,35 +92,21 @@ def test_sweep_removes_draft_of_dead_process(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-ENDS = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
-"""Signals, exit codes and messages."""
-
-
-@pytest.mark.parametrize(("number", "code", "said"), ENDS)
+@pytest.mark.parametrize("command", ["export", "serve"])
+@pytest.mark.parametrize(
+    ("number", "code", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
 def test_interrupted_export_leaves_no_files(
-    large_checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int, said: str
+    large_checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int, said: str, command: str
 ) -> None:
-    """The signal comes in the middle of the table, which one of the two rounds."""
-    dtype = "float16" if number == signal.SIGINT else "float32"
-    options = ("--name", "m", "--repository", tmp_path, "--dtype", dtype)
-    found, errors = end_at(number, tmp_path / "m", f"{DRAFT}*/model.onnx.data", "export", large_checkpoint, *options)
-    assert (found, errors.splitlines()[-1]) == (code, f"preblock: {said}")
-    assert "Traceback" not in errors
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("number", "code", "said"), ENDS)
-def test_interrupted_export_of_server_leaves_no_files(
-    large_checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int, said: str
-) -> None:
-    """The export runs in a child of the server; the signal goes to the parent."""
-    options = ("--name", "m", "--repository", tmp_path / "r", "--port", "0")
-    found, errors = end_at(
-        number, tmp_path / "r" / "m", f"{DRAFT}*/model.onnx.data", "serve", large_checkpoint, *options
-    )
+    """In the middle of the table; a server exports in a child, and its parent gets the signal."""
+    root, further = tmp_path / "r", ("--dtype", "float16") if command == "export" else ("--port", "0")
+    options = ("--name", "m", "--repository", root, *further)
+    found, errors = end_at(number, root / "m", f"{DRAFT}*/model.onnx.data", command, large_checkpoint, *options)
     assert (found, errors.splitlines()[-1]) == (code, f"preblock: {said}")
     assert errors.count("preblock: ") == 1
-    assert list((tmp_path / "r").iterdir()) == []
+    assert "Traceback" not in errors
+    assert [*tmp_path.rglob("*")] == ([] if command == "export" else [root])
 
 
 def test_draft_interrupted_at_any_line_leaves_no_files(tmp_path: Path) -> None:

@@ -52,25 +52,23 @@ def continued(model: TransformersModel) -> list[NDArray[Any]]:
     return seen
 
 
-@pytest.mark.parametrize("name", [*CACHED, "openai-gpt"])
-def test_segment_vectors_of_token_table_match_transformers(name: str, tmp_path: Path) -> None:
-    save(name, tmp_path / "checkpoint")
-    session = session_of(tmp_path / "checkpoint", tmp_path / "artifact")
-    model = TransformersModel.load(name, tmp_path / "checkpoint")
+CASES = [
+    *((name, torch.float32) for name in (*CACHED, "openai-gpt")),
+    ("gpt2", torch.bfloat16),
+    ("ctrl", torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
+def test_segment_vectors_of_token_table_match_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    save(name, tmp_path / "checkpoint", dtype)
+    session = session_of(tmp_path / "checkpoint", tmp_path / "artifact", arithmetic="source")
+    model = TransformersModel(name, model_class(name).from_pretrained(tmp_path / "checkpoint", dtype=dtype).eval())
     expected = model.first_block_input(IDS, token_type_ids=TYPES)
     assert np.array_equal(run(session, 0, LENGTH, token_type_ids=TYPES), expected)
     if name in CACHED:
         for part, (begin, end) in zip(continued(model), ((0, FED), (FED, LENGTH)), strict=True):
             assert np.array_equal(run(session, begin, end, token_type_ids=TYPES), part)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "ctrl"])
-def test_bfloat16_segments_match_transformers(name: str, tmp_path: Path) -> None:
-    save(name, tmp_path / "checkpoint", torch.bfloat16)
-    session = session_of(tmp_path / "checkpoint", tmp_path / "artifact", arithmetic="source")
-    loaded = model_class(name).from_pretrained(tmp_path / "checkpoint", dtype=torch.bfloat16).eval()
-    expected = TransformersModel(name, loaded).first_block_input(IDS, token_type_ids=TYPES)
-    assert np.array_equal(run(session, 0, LENGTH, token_type_ids=TYPES), expected)
 
 
 def test_segments_are_off_by_default_and_for_few_families(tmp_path: Path) -> None:

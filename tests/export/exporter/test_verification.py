@@ -1,6 +1,7 @@
 """Verification of artifacts: repeated proof, other providers, damaged files."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,18 @@ from preblock.service.runtime import providers
 from preblock.service.runtime.providers import CPU, CUDA
 from preblock.service.runtime.session import Session
 from tests.models.rejections import rejection
+from tests.support.shared import Shared
+
+
+@pytest.fixture(scope="module")
+def tiny_export(tiny_checkpoint: Path, shared: Shared) -> ExportResult:
+    return shared.build("tiny export", lambda root: export(str(tiny_checkpoint), "tiny", root))
+
+
+@pytest.fixture
+def tiny_copy(tiny_export: ExportResult, tmp_path: Path) -> Path:
+    """The tiny artifact, to break."""
+    return shutil.copytree(tiny_export.folder, tmp_path / "1")
 
 
 @pytest.fixture
