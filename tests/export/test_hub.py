@@ -194,24 +194,20 @@ def test_unknown_model_type_downloads_no_weights(hub: Hub, tmp_path: Path) -> No
         ("hf:owner/other", "Repository Not Found"),
         (f"hf:{REPOSITORY}@nowhere", "Revision Not Found"),
         ("hf:owner/--", "'owner/--'"),
+        (f"hf:{REPOSITORY}", ""),
     ],
+    ids=["repository", "revision", "name", "unreachable"],
 )
 def test_missing_hub_repository_fails_with_one_line(hub: Hub, source: str, message: str, tmp_path: Path) -> None:
+    hub.address = hub.address if message else "http://127.0.0.1:9"
     command = ("export", source, "--name", "m", "--repository", tmp_path / "r")
     done = run(hub, tmp_path / "home", commands.preblock, *command)
-    assert done.returncode == 1
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (1, "")
     reading, error = done.stderr.splitlines()
     assert reading == f"m: reading {source}"
     assert error.startswith(f"preblock: {source}: ")
     assert message in error
     assert not (tmp_path / "r").exists()
-
-
-def test_unreachable_hub_raises_export_error(hub: Hub, tmp_path: Path) -> None:
-    hub.address = "http://127.0.0.1:9"
-    done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
-    assert done.stderr.splitlines()[-1].startswith(f"preblock.export.errors.ExportError: hf:{REPOSITORY}: ")
 
 
 def serve(hub: Hub, folder: Path, revision: str = "") -> list[str]:

@@ -102,16 +102,13 @@ def test_added_token_beyond_table_is_refused_in_texts(folder: Path, tmp_path: Pa
         model = engine.repository.find("bert")
         assert isinstance(model, TokenModel)
         asyncio.run(ask_engine(engine, model, TextRequest(text=("a b",))))
-        for request in (
-            TextRequest(text=("a", "a <image_soft_token>")),
-            PartsRequest(rows=((RowPart("text[0]", text="a"),), (RowPart("text[1]", text="<image_soft_token>"),))),
-        ):
-            with pytest.raises(Invalid) as refused:
-                asyncio.run(ask_engine(engine, model, request))
-            assert str(refused.value) == (
-                "text[1]: got the token <image_soft_token> (id 11), expected text without this token: its id is beyond "
-                "10, the last one of the model"
+        parts = ((RowPart("text[0]", text="a"),), (RowPart("text[1]", text="<image_soft_token>"),))
+        for request in (TextRequest(text=("a", "a <image_soft_token>")), PartsRequest(rows=parts)):
+            message = (
+                r"^text\[1\]: got the token <image_soft_token> \(id 11\), .* beyond 10, the last one of the model$"
             )
+            with pytest.raises(Invalid, match=message) as refused:
+                asyncio.run(ask_engine(engine, model, request))
             assert refused.value.bad_indices == [1]
         plain = TextRequest(text=("<image_soft_token>",), special_tokens_in_text="plain")
         asyncio.run(ask_engine(engine, model, plain))

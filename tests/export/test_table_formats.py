@@ -29,14 +29,13 @@ def stored(values: Float32, dtype: str, scale: str | None = None) -> tuple[dict[
     return parts, widened
 
 
-def table(rows: int, width: int) -> Float32:
-    values: Float32 = np.random.default_rng(0).standard_normal((rows, width), np.float32)
-    values *= np.logspace(-6, 3, rows, dtype=np.float32)[:, None]
-    return values
+RANDOM = (
+    np.random.default_rng(0).standard_normal((20, 9), np.float32) * np.logspace(-6, 3, 20, dtype=np.float32)[:, None]
+)
 
 
 @pytest.mark.parametrize(("dtype", "type_"), [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)])
-@pytest.mark.parametrize("values", [HARD, -HARD, table(20, 9)], ids=["hard", "negative", "random"])
+@pytest.mark.parametrize("values", [HARD, -HARD, RANDOM], ids=["hard", "negative", "random"])
 def test_float16_and_bfloat16_round_to_nearest_even(dtype: str, type_: type, values: Float32) -> None:
     _, widened = stored(values, dtype)
     assert widened.tobytes() == values.astype(type_).astype(np.float32).tobytes()  # signs of zeros too

@@ -83,12 +83,6 @@ def with_word(tokenizer: Files, word: str) -> Files:
     return tokenizer | {"model": tokenizer["model"] | {"vocab": vocabulary | {word: len(vocabulary)}}}
 
 
-def decoder_with(tokenizer: Files, **fields: Any) -> Files:
-    """Return `added_tokens_decoder` with the token <new>, which the tokenizer lacks."""
-    [entry] = added("<new>", **fields)
-    return decoder_of(with_added(tokenizer, entry))
-
-
 NEW = added("<new>")[0]
 WORD = added("covid", special=False, normalized=True)[0]
 GPT2_TOKENS = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
@@ -104,10 +98,6 @@ ERRORS: dict[str, tuple[Callable[[], Files], set[str]]] = {
     "bert accents by default": (lambda: files(bert(strip_accents=False), "bert"), {"strip_accents"}),
     "bert chinese": (lambda: files(bert(), "bert", tokenize_chinese_chars=False), {"tokenize_chinese_chars"}),
     "bert without its tokens": (lambda: files(bert() | {"post_processor": None}, "bert"), {"post_processor"}),
-    "bert with words by spaces": (
-        lambda: files(bert() | {"pre_tokenizer": {"type": "WhitespaceSplit"}}, "bert"),
-        {"tokenizer_class"},
-    ),
     "unigram declared bert": (lambda: files(xlm_roberta(), "bert"), {"tokenizer_class", "post_processor"}),
     "wordpiece declared t5": (lambda: files(bert(), "t5"), {"tokenizer_class"}),
     "gpt2 with prefix": (lambda: files(gpt2(), "gpt2", "GPT2Tokenizer", add_prefix_space=True), {"add_prefix_space"}),
@@ -144,7 +134,9 @@ ERRORS: dict[str, tuple[Callable[[], Files], set[str]]] = {
 
 WARNINGS: dict[str, tuple[Callable[[], Files], set[str]]] = {
     "token of the decoder": (
-        lambda: files(gpt2(), "gpt2", "PreTrainedTokenizerFast", added_tokens_decoder=decoder_with(gpt2())),
+        lambda: files(
+            gpt2(), "gpt2", "PreTrainedTokenizerFast", added_tokens_decoder=decoder_of(with_added(gpt2(), NEW))
+        ),
         {"added_tokens_decoder"},
     ),
     "additional token": (
@@ -173,10 +165,6 @@ UNUSED: dict[str, tuple[Callable[[], Files], set[str]]] = {
     ),
     "begin not wanted": (
         lambda: files(llama(), "llama", "LlamaTokenizerFast", add_bos_token=False),
-        {"add_bos_token"},
-    ),
-    "begin wanted": (
-        lambda: files(llama(before=None, after="</s>"), "llama", "LlamaTokenizer", add_bos_token=True),
         {"add_bos_token"},
     ),
     "lower case of a plain tokenizer": (

@@ -4,7 +4,6 @@
 `make discover-fuzz ARGS=gpt2` tries one family anew, and keeps the other rows.
 """
 
-import argparse
 import json
 import shutil
 import sys
@@ -18,7 +17,7 @@ import transformers
 
 from tests.families.config_edits import edits_of, save_whole, try_edit
 from tests.families.published_models import PUBLISHED
-from tests.families.table import versions
+from tests.families.table import named_families, versions
 from tests.support.paths import ROOT
 
 DOCUMENT = ROOT / "docs/reference/parity-configs.md"
@@ -46,16 +45,8 @@ meaning for the front-end.
 
 def main() -> int:
     """Try all edits, and write the report; return 1 if Preblock accepted an edit and gave other vectors."""
-    command = argparse.ArgumentParser(description="Edit every key of every family's config.json.")
-    command.add_argument("families", nargs="*", help="default: all", metavar="FAMILY")
-    names = command.parse_args().families
     page = DOCUMENT.read_text(encoding="utf-8")
-    if names and versions() not in page:
-        command.error(f"the page states other versions than {versions()}; try all families, without FAMILY")
-    if unknown := sorted({*names} - {*PUBLISHED}):
-        command.error(
-            f"FAMILY: got {unknown[0]}, expected a family of `preblock families`, or SIDE after it: t5/encoder"
-        )
+    names = named_families("Edit every key of every family's config.json.", PUBLISHED, page)
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from importlib.metadata import version
 from pathlib import Path
 
@@ -103,17 +104,23 @@ def read_rows(document: str) -> dict[str, str]:
     return {line.split("`")[1]: line for line in document.splitlines() if line.startswith("| `")}
 
 
-def main(arguments: list[str] | None = None) -> None:
+def named_families(description: str, known: Collection[str], page: str) -> list[str]:
+    """Return the families on the command line; default none. `page`, with the other rows, must be current."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="family, such as gpt2 or t5/encoder; default all")
+    names: list[str] = parser.parse_args().names
+    if names and versions() not in page:
+        parser.error(f"the page states other versions than {versions()}; try all families, without NAME")
+    if unknown := sorted({*names} - {*known}):
+        parser.error(f"NAME: got {unknown[0]}, expected a family of `preblock families`, or SIDE after it: t5/encoder")
+    return names
+
+
+def main() -> None:
     """Measure the named families, or all, and write the document."""
     measures = dict.fromkeys(FAMILIES, measure) | dict.fromkeys(stems.ROWS.values(), measure_stem)
-    parser = argparse.ArgumentParser(description="Export families, and compare them with transformers.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="family, such as gpt2 or t5/encoder; default all")
     document = DOCUMENT.read_text(encoding="utf-8")
-    names = parser.parse_args(arguments).names
-    if names and versions() not in document:
-        parser.error(f"the page states other versions than {versions()}; measure all families, without NAME")
-    if unknown := sorted({*names} - {*measures}):
-        parser.error(f"NAME: got {unknown[0]}, expected a family of `preblock families`, or SIDE after it: t5/encoder")
+    names = named_families("Export families, and compare them with transformers.", measures, document)
     rows = read_rows(document)
     models = {row: name for name, row in stems.ROWS.items()}
     for name in names or measures:

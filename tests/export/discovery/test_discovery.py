@@ -225,15 +225,11 @@ TABLES = ("shared.weight", "embed_tokens.weight", "lm_head.weight")
 
 def save_with_table(model_type: str, table: str, folder: Path, **values: object) -> dict[str, object]:
     """Save a tiny model with the token table under the name `table` alone, and return its changed `config.json`."""
-    with torch.enable_grad():
-        save_whole(model_type, folder)
+    document = save(model_type, folder, **values)
     tensors = load_file(folder / "model.safetensors")
     names = [name for name in tensors if name.endswith(TABLES)]
-    tensors[table] = tensors.pop(names[0])
-    kept = {name: tensor for name, tensor in tensors.items() if name == table or name not in names}
-    save_file(kept, folder / "model.safetensors", {"format": "pt"})
-    document: dict[str, object] = json.loads((folder / "config.json").read_text()) | values
-    (folder / "config.json").write_text(json.dumps(document))
+    kept = {name: tensor for name, tensor in tensors.items() if name not in names}
+    save_file(kept | {table: tensors[names[0]]}, folder / "model.safetensors", {"format": "pt"})
     return document
 
 

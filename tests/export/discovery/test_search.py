@@ -50,25 +50,27 @@ class Tiny(PreTrainedModel):
         return vectors
 
 
-class WithoutBlocks(Tiny):
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return self.embed(input_ids, attention_mask)
-
-
-class Failing(Tiny):
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        raise RuntimeError(f"no {len(input_ids)} rows")
-
-
 def rows(ids: Tensor) -> Tensor:
     return torch.arange(ids.shape[1])
 
 
+def changed(**methods: Callable[..., Any]) -> type[Tiny]:
+    """Return a model with other methods."""
+    return type("Changed", (Tiny,), methods)
+
+
 def embedding(embed: Callable[[Any, Tensor, Tensor | None], Tensor]) -> type[Tiny]:
     """Return a model with another input of its blocks: a function of the model, of ids and of the mask."""
-    return type("Changed", (Tiny,), {"embed": embed})
+    return changed(embed=embed)
 
 
+def fail(_: Tiny, input_ids: Tensor) -> Tensor:
+    raise RuntimeError(f"no {len(input_ids)} rows")
+
+
+Failing = changed(forward=fail)
+WithoutBlocks = changed(forward=lambda model, input_ids: model.embed(input_ids, None))
+OtherTable = changed(get_input_embeddings=lambda model: model.wpe)
 ScaledPositions = embedding(lambda model, ids, _: model.wte(ids) + 2 * model.wpe(rows(ids)))
 ReversedPositions = embedding(lambda model, ids, _: model.wte(ids) + model.wpe(rows(ids).flip(0)))
 ComputedPositions = embedding(lambda model, ids, _: model.wte(ids) + torch.outer(rows(ids) + 0.5, torch.arange(D)))
@@ -76,11 +78,6 @@ Shortened = embedding(lambda model, ids, mask: Tiny.embed(model, ids, mask)[:, :
 ScaledUnderMask = embedding(
     lambda model, ids, mask: Tiny.embed(model, ids, None) if mask is None else Tiny.embed(model, ids, None) * 3
 )
-
-
-class OtherTable(Tiny):
-    def get_input_embeddings(self) -> nn.Module:
-        return self.wpe
 
 
 class UnnamedTable(Tiny):
@@ -109,9 +106,7 @@ class Whole(nn.Module):
         return vectors
 
 
-class AddingModule(Tiny):
-    def get_input_embeddings(self) -> nn.Module:
-        return Whole(self.wte, self.wpe)
+AddingModule = changed(get_input_embeddings=lambda model: Whole(model.wte, model.wpe))
 
 
 class Uninitialised(Tiny):
@@ -144,8 +139,8 @@ def test_tokens_and_positions_are_found() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (WithoutBlocks, "^WithoutBlocks of .* runs no list of blocks$"),
-        (Failing, "^Failing of .* fails before block 0: RuntimeError: no 2 rows$"),
+        (WithoutBlocks, "^Changed of .* runs no list of blocks$"),
+        (Failing, "^Changed of .* fails before block 0: RuntimeError: no 2 rows$"),
         (ScaledPositions, "^positions are scaled before they are added$"),
         (ReversedPositions, "^rows of wpe.weight are chosen by none of slots, ids and mask$"),
         (Shortened, rf"^block 0 takes vectors of shape \(2, 3, {D}\), expected \(2, 7, width\)$"),
