@@ -185,15 +185,6 @@ def test_proof_of_each_graph_finds_changed_tables(kind: str, graphs: tuple[str, 
             OUTPUTS[name].prove(reference, Session(tmp_path, graph=name))
 
 
-def references_of(config: FrontEndConfig) -> tuple[NumpyReference, TorchReference]:
-    """Return both references of a front-end with values of every size."""
-    frontend = FrontEnd(config)
-    seeded_(frontend, 0)
-    data = frontend.data()
-    assert {name: values.shape for name, values in data.tensors.items()} == shapes_of(config)
-    return NumpyReference(data), TorchReference.of(data)
-
-
 def calls(config: FrontEndConfig) -> list[dict[str, Int64]]:
     """Return inputs of the graph: every id, both ends of the positions, padding, offsets of each row, and no tokens."""
     random, last = np.random.default_rng(1), (config.max_len or M) - M
@@ -218,8 +209,11 @@ def calls(config: FrontEndConfig) -> list[dict[str, Int64]]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_references_give_same_vectors(name: str) -> None:
-    config = CONFIGS[name]
-    ours, module = references_of(config)
+    config, frontend = CONFIGS[name], FrontEnd(CONFIGS[name])
+    seeded_(frontend, 0)
+    data = frontend.data()
+    assert {name: values.shape for name, values in data.tensors.items()} == shapes_of(config)
+    ours, module = NumpyReference(data), TorchReference.of(data)
     allowed = allowed_ulp(ours)
     assert allowed == allowed_ulp(module)
     assert (allowed == 0) == config.exact

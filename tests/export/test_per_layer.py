@@ -142,9 +142,6 @@ def test_export_without_per_layer_inputs_has_no_such_outputs(tmp_path: Path) -> 
     result = export(small_gemma(tmp_path / "plain", hidden_size_per_layer_input=0), "m", tmp_path)
     assert isinstance(result.manifest, Manifest)
     assert not result.manifest.shapes.keys() & NAMES.keys()
-    alone = export(str(tmp_path / "plain"), "tokens", tmp_path, tokens_only=True)
-    assert isinstance(alone.manifest, Manifest)
-    assert not alone.manifest.shapes.keys() & NAMES.keys()
 
 
 def test_per_layer_table_with_fewer_rows_is_rejected(layered_checkpoint: str, tmp_path: Path) -> None:
