@@ -314,7 +314,7 @@ def test_file_in_unexpected_form_is_one_warning(tmp_path: Path) -> None:
         ("tokenizer_config.json", {"image_token": {"content": 1}}),
         ("tokenizer_config.json", {"added_tokens_decoder": {"0": {"content": "[PAD]", "lstrip": "no"}}}),
     ):
-        folder = {"tokenizer.json": bert(), "config.json": {"model_type": "bert"}, "tokenizer_config.json": {}}
+        folder: Files = {"tokenizer.json": bert(), "config.json": {"model_type": "bert"}, "tokenizer_config.json": {}}
         folder |= {"special_tokens_map.json": {}, "added_tokens.json": {}, name: content}
         (found,) = conflicts_of(write_folder(tmp_path, folder))
         assert (found.setting, found.ordinary) == ("tokenizer_config.json", False)

@@ -119,7 +119,7 @@ def test_xlm_languages_follow_config(tmp_path: Path) -> None:
 def test_clip_text_model_with_projection_is_read(tmp_path: Path) -> None:
     """Its file has another layout than that of the model without."""
     torch.manual_seed(0)
-    model = CLIPTextModelWithProjection(CLIPTextConfig(**PUBLISHED["clip_text_model"].config)).eval()
+    model = CLIPTextModelWithProjection(CLIPTextConfig(**PUBLISHED["clip_text_model"].config))
     model.save_pretrained(tmp_path)
     assert "text_model.embeddings.token_embedding.weight" in load_file(tmp_path / "model.safetensors")
     with torch.inference_mode():
