@@ -110,7 +110,7 @@ Tests also use these, where they are installed:
 | onnxruntime-web (npm) | `examples/browser` and its test |
 | openvino, onnxruntime-genai, @huggingface/transformers (npm) | engines under test, in environments of their own |
 | ray[serve] | the engine of `deploy/ray`, for `make test-ray` |
-| HAProxy, JDK | a real proxy; the HTTP client of Java |
+| HAProxy | a real proxy |
 """
 UNITS = {"seconds": "seconds", "second": "per second", "bytes": "bytes", "tokens": "tokens", "rows": "rows"}
 SECTIONS: Mapping[str, tuple[str, ...]] = {
