@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from preblock.models.checkpoints.weight_files import one_line
 LIBRARY = "transformers"
 SILENT = 50
 """Level above every message of the library: they concern blocks, and those are not loaded."""
-EXTRA = "preblock[discover]"
 REMOTE_CODE = ("auto_map", "trust_remote_code")
 """Keys of `config.json` for code inside a checkpoint."""
 CLASS_TABLES = (
@@ -38,11 +36,6 @@ CLASS_TABLES = (
     "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING",
 )
 """Tables of model classes in transformers, the bare model first."""
-
-
-def is_installed() -> bool:
-    """Return whether transformers can be imported, without importing it."""
-    return find_spec(LIBRARY) is not None
 
 
 def library_version() -> str:
@@ -70,19 +63,13 @@ def quiet() -> Iterator[None]:
 
 
 def check_document(document: Mapping[str, Any]) -> None:
-    """Raise DiscoveryError for n-gram embeddings or remote code, or if transformers is not installed."""
+    """Raise DiscoveryError for n-gram embeddings or remote code."""
     refuse_ngrams(document)
-    model_type = document.get("model_type")
-    if not is_installed():
-        raise DiscoveryError(
-            f"config.json: model_type is {model_type!r}, which has no row in the family table; "
-            f"install {EXTRA} to discover its front-end with {LIBRARY}"
-        )
     for key in REMOTE_CODE:
         if document.get(key):
             raise DiscoveryError(
                 f"config.json: {key} names code inside the checkpoint, which Preblock never runs; "
-                f"remove the key to use the class of {LIBRARY} for {model_type!r}"
+                f"remove the key to use the class of {LIBRARY} for {document.get('model_type')!r}"
             )
 
 

@@ -362,13 +362,11 @@ class StemRequest:
     """An image or a spectrogram for each row.
 
     Args:
-        input: name of the tensor.
         values: float32, (B, …).
         dtype: of the response, a key of DTYPES.
 
     """
 
-    input: str
     values: NDArray[np.float32]
     dtype: str = "float32"
 

@@ -236,9 +236,10 @@ class Engine:
         record.select(stem.name, stem.version)
         vectors = check_stem(request, stem.manifest, self.max_tokens)
         values = vectors * stem.manifest.width
-        check_size(self.settings.requests, request.input, rows=len(request.values), values=values)
+        name = stem.manifest.input.name
+        check_size(self.settings.requests, name, rows=len(request.values), values=values)
         record.rows = record.batch = len(request.values)
-        feeds = {request.input: request.values}
+        feeds = {name: request.values}
         await self.admission.reserve_response(record, values)
         # Always in a thread, because a convolution is slow at any size.
         result = await self._run_graph(stem, GRAPH, feeds, request.dtype, record, INLINE_MAX_VALUES + 1)

@@ -334,14 +334,12 @@ def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) ->
     """Validate the shape and the output type of a stem request, and return the number of output vectors.
 
     Raises:
-        Invalid: the name, a size or the type is not allowed.
+        Invalid: a size or the type is not allowed.
         TooLarge: the response would have more than `max_tokens` vectors.
 
     """
     check_choice("dtype", request.dtype, DTYPES)
     expected, shape = manifest.input, request.values.shape
-    if request.input != expected.name:
-        raise Invalid("inputs.name", request.input, expected.name)
     if len(shape) != len(expected.shape) or not all(
         got == size if isinstance(size, int) else got > 0 for got, size in zip(shape, expected.shape, strict=True)
     ):

@@ -248,7 +248,7 @@ def to_request(
     if isinstance(manifest, StemManifest):
         _refuse_token_options(options)
         tensors = read_tensors(inputs, describe_inputs(manifest), manifest.input.name)
-        return StemRequest(input=manifest.input.name, values=tensors[manifest.input.name], dtype=options.dtype)
+        return StemRequest(values=tensors[manifest.input.name], dtype=options.dtype)
     if manifest.bias and manifest.bias.name in options.outputs:
         if len(options.outputs) > 1:
             raise Invalid("outputs", list(options.outputs), f"{manifest.bias.name} alone, since it has no tokens")

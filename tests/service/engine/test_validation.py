@@ -103,7 +103,7 @@ def test_unknown_name_is_kept_in_no_cache(field: str) -> None:
 
 
 def test_images_are_counted_up_to_a_limit() -> None:
-    images = StemRequest(input="pixel_values", values=np.zeros((2, 1, 4, 6), np.float32))
+    images = StemRequest(values=np.zeros((2, 1, 4, 6), np.float32))
     assert check_stem(images, tiny_stem(), 14) == 14
     with pytest.raises(TooLarge, match="pixel_values: got 14 vectors, expected at most 13 vectors in an answer"):
         check_stem(images, tiny_stem(), 13)
