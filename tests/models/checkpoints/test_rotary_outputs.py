@@ -1,6 +1,7 @@
 """Rotary outputs of whole checkpoints, against transformers."""
 
 import importlib
+import inspect
 import json
 import re
 from pathlib import Path
@@ -16,7 +17,7 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_embedding import RotaryEmbedding, rotate
-from tests.models.checkpoints.rotary_models import ROTARY, outputs_of, tiny
+from tests.models.checkpoints.rotary_models import ROTARY, config_of, modeling_of, outputs_of, tiny
 from tests.models.rejections import rejection
 
 ESM = {"position_embedding_type": "rotary", "pad_token_id": 1, "mask_token_id": 98, "token_dropout": True}
@@ -66,21 +67,39 @@ def test_changed_roformer_table_disables_rotary_outputs(tmp_path: Path) -> None:
     assert "encoder.embed_positions.weight" in config.no_rotary
 
 
-@pytest.mark.parametrize("family", ["gptj", "roformer", "llama"])
+QUERY = torch.randn(1, 2, 9, 16, generator=torch.Generator().manual_seed(0))
+COS, SIN = RotaryEmbedding(RotaryConfig(dim=16))(torch.zeros(1, 9, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("family", ["gptj", "codegen", "roformer"])
 def test_rotate_matches_transformers(family: str) -> None:
-    torch.manual_seed(0)
-    query, row = torch.randn(1, 2, 9, 16), ROTARY[family]
-    cos, sin = RotaryEmbedding(RotaryConfig(dim=16))(torch.zeros(1, 9, dtype=torch.int64))
     modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    if row.layout == "half":
-        expected = modeling.apply_rotary_pos_emb(query, query, cos, sin)[0]
-    elif family == "roformer":
-        table = torch.cat((sin[..., :8], cos[..., :8]), -1)[:, None]
-        expected = modeling.RoFormerSelfAttention.apply_rotary_position_embeddings(table, query, query)[0]
+    if family == "roformer":
+        table = torch.cat((SIN[..., :8], COS[..., :8]), -1)[:, None]
+        expected = modeling.RoFormerSelfAttention.apply_rotary_position_embeddings(table, QUERY, QUERY)[0]
     else:
-        turned = modeling.apply_rotary_pos_emb(query.transpose(1, 2), sin[..., :8], cos[..., :8])
+        turned = modeling.apply_rotary_pos_emb(QUERY.transpose(1, 2), SIN[..., :8], COS[..., :8])
         expected = turned.transpose(1, 2)
-    assert torch.equal(rotate(query, cos, sin, row.layout), expected)
+    assert torch.equal(rotate(QUERY, COS, SIN, ROTARY[family].layout), expected)
+
+
+# Their attention takes complex numbers, half of the cosines, or the tables of the test above.
+OTHERS = {"deepseek_v2", "llama4_text", "gpt_oss", "gptj", "codegen", "roformer"}
+
+
+@pytest.mark.parametrize("family", sorted({*ROTARY} - OTHERS))
+def test_layout_of_row_is_that_of_transformers(family: str) -> None:
+    """With cosines of the pairs twice over, or each in two neighbouring columns."""
+    modeling, found = modeling_of(config_of(family, {})), rotate(QUERY, COS, SIN, ROTARY[family].layout)
+    turn = modeling.apply_rotary_pos_emb
+    if hasattr(modeling, "apply_rotary_pos_emb_interleave"):  # it returns the pairs as halves
+        turn, found = modeling.apply_rotary_pos_emb_interleave, torch.cat((found[..., 0::2], found[..., 1::2]), -1)
+    tables = (COS, SIN), [part[..., :8].repeat_interleave(2, -1) for part in (COS, SIN)]
+    if "q" in inspect.signature(turn).parameters:
+        turned = [turn(QUERY, QUERY, *pair)[0] for pair in tables]
+    else:
+        turned = [turn(QUERY, *pair) for pair in tables]
+    assert any(torch.equal(found, expected) for expected in turned)
 
 
 def test_length_dependent_rotary_needs_rotary_length(tmp_path: Path) -> None:
