@@ -66,6 +66,7 @@ def test_usage_error_exits_2_with_one_line() -> None:
         (["serve", "--grpc-port", "-1"], "--grpc-port: got -1, expected at least 0"),
         (["check", "--repository", __file__], "is a file"),
         (["key", ""], "NAME is empty; give the name of the caller, such as alice"),
+        (["key", " "], "NAME is empty"),
         (["inspect", "gpt@"], "gpt@: the version after the @ is '', not a whole number from 1 on"),
         (["remove", "gpt@0"], "gpt@0: the version after the @ is '0', not a whole number from 1 on"),
     ):

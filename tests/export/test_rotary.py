@@ -33,6 +33,7 @@ from preblock.service.artifacts.io import read
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import EMBEDDINGS_GRAPH, GRAPH
 from preblock.service.core.types import Int64
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.session import Session
 from tests.models.rejections import rejection
 from tests.support.servers import serve
@@ -228,7 +229,8 @@ def test_length_dependent_rotary_needs_rotary_length(tmp_path: Path) -> None:
     assert any("leaving rotary outputs out: rope_type 'dynamic' depends on the length" in line for line in reports)
     assert not (left_out.folder / EMBEDDINGS_GRAPH).exists()
     assert [spec.name for spec in left_out.manifest.graphs[GRAPH].outputs] == ["embeddings"]
-    verify(export(source, "long", tmp_path, max_len=4 * FAR, rotary_length=2 * FAR).folder)
+    proven = verify(export(source, "long", tmp_path, max_len=4 * FAR, rotary_length=2 * FAR).folder)
+    assert proven.providers[CPU].outputs.keys() == {"embeddings", "rotary_cos", "rotary_sin"}
 
 
 def test_unfit_rotary_option_is_rejected(tiny_checkpoint: Path, tmp_path: Path) -> None:

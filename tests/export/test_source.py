@@ -152,6 +152,7 @@ def folder_of(parent: Path, **config: Any) -> str:
         ("a.txt", "a.txt is a file; name its folder, which holds config.json or frontend.toml"),
         ("/none/a", "no folder /none/a exists"),
         ("hf:name", "'hf:name' names no repository of the hub; write hf:owner/name or hf:owner/name@revision"),
+        ("hf:a/b@", "'hf:a/b@' names no repository of the hub; write hf:owner/name or hf:owner/name@revision"),
         ("hf:a/b/c", "'hf:a/b/c' names no repository of the hub; write hf:owner/name or hf:owner/name@revision"),
     ],
 )
@@ -169,6 +170,7 @@ def test_unknown_source_is_rejected_with_suggestion(
     ("name", "advice"),
     [
         ("0_Transformer/config.json", r"; the model lies in 0_Transformer: export .*/0_Transformer$"),
+        ("manifest.json", "; it is an exported artifact already, ready for `preblock serve`$"),
         ("2/manifest.json", "; it is an exported artifact already, ready for `preblock serve`$"),
         ("model.gguf", r", only model\.gguf, a file for other engines"),
         ("model.safetensors", "$"),

@@ -102,6 +102,7 @@ ERRORS: dict[str, tuple[Callable[[], Files], set[str]]] = {
     "wordpiece declared t5": (lambda: files(bert(), "t5"), {"tokenizer_class"}),
     "gpt2 with prefix": (lambda: files(gpt2(), "gpt2", "GPT2Tokenizer", add_prefix_space=True), {"add_prefix_space"}),
     "gpt2 without prefix": (lambda: files(gpt2(prefix=True), "gpt2"), {"add_prefix_space"}),
+    "roberta without its tokens": (lambda: files(roberta(post_processor=None), "roberta"), {"post_processor"}),
     "neox loses its first token": (
         lambda: files(gpt2(normalizer={"type": "NFC"}, post_processor=FIRST), "gpt_neox", pad_token=None),
         {"post_processor"},
@@ -115,6 +116,11 @@ ERRORS: dict[str, tuple[Callable[[], Files], set[str]]] = {
     "deberta in lower case": (
         lambda: files(DEBERTA, "deberta-v2", "DebertaV2Tokenizer", do_lower_case=True, split_by_punct=True),
         {"tokenizer_class"},
+    ),
+    "t5 without its end": (lambda: files(t5(post_processor=None), "t5", extra_ids=0), {"post_processor"}),
+    "xlm-roberta without its tokens": (
+        lambda: files(xlm_roberta(post_processor=None), "xlm-roberta"),
+        {"post_processor"},
     ),
     "xlm-roberta with another unknown": (
         lambda: files(unigram(("<unk>", "<s>", "</s>", "<pad>"), 0, "<s>", "</s>"), "xlm-roberta"),

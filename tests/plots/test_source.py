@@ -13,10 +13,12 @@ from tests.data.make_artifacts import build_frontend
 from tests.support.artifacts import copy_artifact
 
 
-def test_artifact_wavelengths_equal_formula(model_repository: Path) -> None:
+def test_artifact_wavelengths_equal_formula(model_repository: Path, tmp_path: Path) -> None:
     source = plots.read_artifact(model_repository / "transformer-base" / "1")
     wavelengths = 2 * np.pi * 10000 ** (np.arange(256) / 256)
     assert np.allclose(source.wavelengths["positions"], wavelengths, rtol=1e-12)
+    rotary = plots.read_artifact(copy_artifact("llama", tmp_path)).wavelengths["rotary"]
+    assert np.allclose(rotary, 2 * np.pi * 10000 ** (np.arange(3) / 3), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["bert", "counts-slots", "rotary", "alibi", "t5"])

@@ -69,6 +69,7 @@ NORM = "eps = 1e-5"
 INVALID_STEPS: dict[str, list[tuple[str, str]]] = {
     "positions": [
         (f"{PLACES}\ngrid = [3, 4]", "rows: got 9, expected 12, the cells of the grid"),
+        (f"{PLACES}\ngrid = [-3, -3]", "grid: got .-3, -3., expected two numbers"),
         (f"{PLACES}\ngrid = 9", "grid: got 9, expected two numbers"),
         ('table = "exact"\ngrid = [1048576, 1048576]', "rows: got 1099511627776, expected at most"),
         ('table = "tensor2tensor"\nrows = 9\ngrid = [3, 3]', "expected none for a table 'tensor"),
