@@ -1,4 +1,4 @@
-"""The command line, as a user runs it, and the first steps of the program."""
+"""The command line, as a user runs it, and the pages that it writes for the documentation."""
 
 import re
 import shutil

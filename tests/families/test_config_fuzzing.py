@@ -37,6 +37,7 @@ OUTCOMES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"max_position_embeddings": 16}, "preblock refuses"),
     ],
     "xglm": [({"hidden_size": WIDTH, "d_model": REMOVED}, "equal")],
+    "roberta": [({"pad_token_id": REMOVED}, "equal")],
     "deepseek_v2": [({"max_position_embeddings": 1}, "equal")],
     "deepseek_v3": [({"head_dim": 2}, "preblock refuses")],
     "gpt_oss": [

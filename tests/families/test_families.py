@@ -150,6 +150,7 @@ def test_family_defaults_match_transformers(name: str) -> None:
     # Files always state keys without a default in the library, and keys unrelated to a front-end.
     stated = {"hidden_size": 32, "d_model": 32, "pad_token_id": library.get("pad_token_id") or 1}
     same = {key: stated[alias] for key, alias in ALIASES.items() if key in library and alias in stated}
+    assert family.padding in (None, library.get("pad_token_id"))
     for values in (stated, {**library, **stated, **same}):
         config = Recorded(values)
         family.steps(config)
