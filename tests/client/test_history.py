@@ -64,13 +64,16 @@ def test_headers_and_query_carry_contexts(kinds_server: Server, session: Session
 
 
 def test_bad_contexts_are_refused(kinds_server: Server) -> None:
-    for context, detail in (
-        ([1, 2, 3], "context: got 3 ids, expected 2 ids"),
-        ([[1, "a"]], "context[0][1]: got 'a', expected a 64-bit integer"),
-        (5, "context: got 5, expected a list of integers"),
+    for model, context, detail in (
+        ("ngrams", [1, 2, 3], "context: got 3 ids, expected 2 ids"),
+        ("ngrams", [[1, 2], [3, 4]], "context: got 2 rows, expected 1 rows"),
+        ("ngrams", [[1, 99]], "context[0][1]: got 99, expected 0 to 98"),
+        ("ngrams", [[1, "a"]], "context[0][1]: got 'a', expected a 64-bit integer"),
+        ("ngrams", 5, "context: got 5, expected a list of integers"),
+        ("gpt", [1, 2], "context is not an input"),
     ):
-        body = {"input_ids": [5], "output": OUTPUT, "context": context}
-        response = httpx.post(f"{kinds_server.address}/models/ngrams/embed", json=body)
+        body = {"input_ids": [5], "output": "embeddings" if model == "gpt" else OUTPUT, "context": context}
+        response = httpx.post(f"{kinds_server.address}/models/{model}/embed", json=body)
         assert (response.status_code, response.json()["detail"][: len(detail)]) == (422, detail)
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import preblock
 from preblock.client import Embeddings
 from preblock.client.payloads import input_embeds
 from preblock.service.artifacts.io import read_manifest
@@ -207,6 +209,13 @@ def test_every_call_works_with_both_clients(connect: Connect, tiny_server: Serve
     levels = {"sentence": [[0, 1, 2], [2, 1, 0]], "word": [[1, 1, 1], [2, 2, 0]]}
     vectors = module(torch.tensor(ROWS), indices={name: torch.tensor(value) for name, value in levels.items()})
     assert np.array_equal(client.embed(ROWS, model="alibi", indices=levels).vectors, vectors.detach().numpy())
+
+
+def test_client_is_shared_between_threads(tiny_server: Server) -> None:
+    rows = [[index % 7, index % 5, index % 3] for index in range(200)]
+    with preblock.connect(tiny_server.address) as client, ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda row: client.embed(row, model="gpt").vectors, rows))
+        assert np.array_equal(np.concatenate(found), client.embed(rows, model="gpt").vectors)
 
 
 def test_consumers_name_the_output_to_request(kinds_client: Any, kinds_repository: Path) -> None:

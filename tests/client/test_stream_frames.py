@@ -48,9 +48,9 @@ def scripted(*answers: bytes) -> tuple[DecodeStream, ScriptedSocket]:
     return DecodeStream(socket, "m", None, dict(FIELDS), retries=1, resume=False), socket
 
 
-def opened(*answers: bytes) -> tuple[DecodeStream, ScriptedSocket]:
+def opened(*answers: bytes, **document: Any) -> tuple[DecodeStream, ScriptedSocket]:
     """Return an open stream, and its socket."""
-    stream, socket = scripted(json.dumps(OPENED).encode(), *answers)
+    stream, socket = scripted(json.dumps(OPENED | document).encode(), *answers)
     stream.__enter__()
     assert socket.sent == ["/models/m/decode", json.dumps({"open": FIELDS})]
     socket.sent.clear()
@@ -106,6 +106,14 @@ def test_stream_frames_match_documented_format() -> None:
     stream.rewind(6)
     assert socket.sent[1] == HEADER.pack(b"PRBK", 2, 4, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 6)
     assert stream.offset == [6]
+
+
+def test_input_without_a_flag_is_sent_as_json() -> None:
+    names = [f"input{number}" for number in range(9)]  # a frame has eight flags
+    answer = b'{"next_offset":[6],"shape":[1,1,1],"dtype":"float32","use_as":"","embeddings":"AAAAPw==","step":1}'
+    stream, socket = opened(answer, indices=names)
+    assert stream.step([7], indices={names[-1]: [1]}).tolist() == [[[0.5]]]
+    assert json.loads(socket.sent[-1]) == {"input_ids": [[7]], names[-1]: [[1]], "step": 1, "offset": [5]}
 
 
 @pytest.mark.parametrize(

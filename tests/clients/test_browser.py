@@ -111,5 +111,6 @@ def test_page_shows_vectors_and_errors(example_page: Page, artifacts: Path) -> N
     vectors = Session(artifacts / "models/gpt2/1").run({"input_ids": np.array([[5, 6]]), "offset": np.array([3])})
     assert (shown[0], shown[-1]) == ("embeddings [1,2,32]", "…")
     assert np.array_equal(np.array(shown[1:-1], np.float32), vectors["embeddings"].reshape(-1)[:8])
+    assert submit(ids="[[5, -1]]") == "RangeError: input_ids: got -1, expected 0 to 98"
     assert submit(ids="[[5, 99]]") == "RangeError: input_ids: got 99, expected 0 to 98"
     assert submit(ids="[[5, 6]]", offset="[63]") == "RangeError: offset: got 63, expected 0 to 62"

@@ -3,6 +3,7 @@
 kubernetes-validate holds the OpenAPI schemas of Kubernetes. kubectl renders the kustomization where it is installed.
 """
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -220,6 +221,7 @@ def test_kserve_alias_matches_service_name() -> None:
     (runtime,) = documents(KSERVE / "runtime.yaml")
     formats = [entry["name"] for entry in runtime["spec"]["supportedModelFormats"]]
     assert service["spec"]["predictor"]["model"]["modelFormat"]["name"] in formats
+    assert json.dumps(runtime).count("8080") == 6  # one port in annotations, arguments and probes
 
 
 FOLDER = ROOT / "deploy/ray"

@@ -121,7 +121,7 @@ def test_every_route_needs_a_key_for_its_model(guarded: Server, keys: dict[str, 
             assert connection.getresponse().status == 404, path
 
 
-def test_model_lists_hold_models_in_key_scope(guarded: Server, keys: dict[str, str]) -> None:
+def test_lists_and_errors_name_models_in_key_scope(guarded: Server, keys: dict[str, str]) -> None:
     for key, expected in (("bert", {"bert"}), ("all", {"bert", "gpt"})):
         for method, path, part, name in (
             ("GET", "/models", "", "name"),
@@ -131,6 +131,8 @@ def test_model_lists_hold_models_in_key_scope(guarded: Server, keys: dict[str, s
         ):
             document = ask(guarded, method, path, keys[key]).json()
             assert {row[name] for row in (document[part] if part else document)} == expected, path
+        unknown = ask(guarded, "GET", "/models/bort", keys[key])
+        assert (unknown.status_code, unknown.json()["expected"]) == (404, ", ".join(sorted(expected)))
 
 
 def test_model_control_without_admin_key_returns_403(guarded: Server, keys: dict[str, str]) -> None:

@@ -116,6 +116,7 @@ def test_banner_lists_aliases(aliased: Server) -> None:
 def test_serve_with_invalid_alias_fails(tiny_repository: Path) -> None:
     for alias, code, message in (
         ("bert=gpt", 1, "the alias bert of gpt is the name of another model"),
+        ("words=nope", 1, "has no model nope; it has bert, gpt"),
         ("words", 2, "--alias: got words, expected NAME=MODEL"),
     ):
         options = "--port", "0", "--alias", alias

@@ -49,3 +49,5 @@ def test_rows_are_read_before_the_first_request(tmp_path: Path) -> None:
         shape = httpx.get(f"{server.address}/models/ngrams").json()["manifest"]["graphs"]["ngram.ids.onnx"]["outputs"]
     rows = int(np.prod(shape[0]["shape"][2:])) * 50
     assert f"\npreblock_table_rows_total {rows}.0\n" in metrics
+    assert f"\npreblock_table_row_bytes_total {64 * rows}.0\n" in metrics
+    assert "\npreblock_table_resident_bytes 0.0\n" not in metrics

@@ -47,6 +47,7 @@ def test_install_holds_the_packages_of_its_extras(base: Path, serving: Path) -> 
 def test_client_of_base_install_calls_server(base: Path, tiny_server: Server) -> None:
     script = f"""
 import asyncio, preblock
+from preblock.client.errors import RequestError
 
 async def step():
     async with preblock.connect_async({tiny_server.address!r}) as client:
@@ -54,8 +55,14 @@ async def step():
             return (await stream.step([1, 2])).tolist()
 
 with preblock.connect({tiny_server.address!r}) as client:
+    assert client.text("a b", model="bert").vectors.shape == (1, 4, 4)
+    assert client.model("gpt").width == 4 and client.ready()
     with client.decode("gpt") as stream:
         assert stream.step([1, 2]).tolist() == client.embed([1, 2], model="gpt").vectors.tolist() == asyncio.run(step())
+    try:
+        client.embed([9], model="gpt")
+    except RequestError as error:
+        print(error.field)
     try:
         client.embed([1], model="gpt", dtype="bfloat16")
     except ModuleNotFoundError as error:
@@ -63,7 +70,7 @@ with preblock.connect({tiny_server.address!r}) as client:
 """
     done = run(base, "-W", "error", "-c", script)
     missing = "bfloat16 in NumPy needs the package ml_dtypes: pip install ml_dtypes"
-    assert (done.stderr, done.stdout) == ("", f"{missing}\n")
+    assert (done.stderr, done.stdout) == ("", f"input_ids[0]\n{missing}\n")
 
 
 def test_command_of_base_install_names_its_extra(base: Path) -> None:

@@ -217,6 +217,7 @@ def test_cors_allows_only_configured_origin(open_to_a_page: Server, tiny_server:
     ):
         listed = httpx.get(f"{server.address}/models", headers={"Origin": origin}, timeout=60)
         assert (listed.status_code, listed.headers.get("Access-Control-Allow-Origin")) == (200, allowed)
+        assert allowed is None or "Preblock-Shape" in listed.headers["Access-Control-Expose-Headers"]
     assert not any(name.startswith("access-control") for name in (*closed.headers, *listed.headers))
 
 

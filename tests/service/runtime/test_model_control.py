@@ -98,7 +98,10 @@ def test_version_with_changed_mapped_file_stops(root: Path, name: str) -> None:
     prompts = {"polite": {"first": 0, "rows": 2}}
     edit_manifest(folder, lambda manifest: manifest["files"].update({SOFT_PROMPTS: described}))
     edit_manifest(folder, lambda manifest: manifest.update(soft_prompts=prompts))
+    os.link(folder / name, root.parent / "second")  # a storage initializer of KServe links files, too
     repository = Repository(root)
+    os.link(folder / name, root.parent / "third")
+    assert [change.state for change in repository.refresh()] == ["READY"]
     with (folder / name).open("r+b") as file:
         file.write(b"other")
     (change,) = repository.refresh()

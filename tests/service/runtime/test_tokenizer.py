@@ -188,6 +188,13 @@ def test_check_names_failing_tokenizer(tmp_path: Path, content: bytes) -> None:
     assert raised.value.field == "tokenizer.json"
 
 
+@pytest.mark.parametrize("spans", [False, True])
+def test_text_for_which_the_package_panics_is_rejected(tmp_path: Path, spans: bool) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(changed(pre_tokenizer=split("(b+)+$")))
+    with pytest.raises(Invalid, match=r"^text\[1\]: the tokenizer of the model fails on this text"):
+        tokenizer_of(tmp_path / "tokenizer.json").encode(["a", "b" * 24 + "!"], 100, spans)
+
+
 @pytest.fixture
 def engine(tiny_repository: Path) -> Iterator[Engine]:
     with open_engine(tiny_repository) as engine:

@@ -66,6 +66,10 @@ def test_repeated_encoding_headers_are_a_list(tiny_http: httpx.Client, model_ser
     for coding in ("br", "zstd", "compress", "x"):
         answer = tiny_http.post("/models/gpt/embed", content=b"{}", headers={"Content-Encoding": coding})
         assert answer.json()["detail"] == f"Content-Encoding: got {coding}, expected identity, gzip, deflate"
+    content = gzip.compress(b'{"input_ids": [1]}')
+    for coding in ("x-gzip", "X-GZIP"):  # as docs/http.md says
+        answer = tiny_http.post("/models/gpt/embed", content=content, headers={"Content-Encoding": coding})
+        assert answer.status_code == 200
     body = json.dumps({"input_ids": ROWS, "encoding": "float"}).encode()
     accepted = [("Accept-Encoding", "br"), ("Accept-Encoding", "gzip")]
     answer = httpx.post(f"{model_server.address}/models/minilm/embed", content=body, headers=accepted)
