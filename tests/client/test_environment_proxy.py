@@ -1,6 +1,7 @@
 """Proxies of the environment: calls and streams choose the same one."""
 
 import socket
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -100,7 +101,8 @@ def test_malformed_proxy_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
         r"^proxy: got the value of HTTP_PROXY \((?!.*secret).+\), expected http://HOST:PORT or https://HOST:PORT$"
     )
     places = "http://[bad", "http://x:port", "http://x:65536", "http://"
-    for proxy in (*places, "foo://me:secret@x", "http://me:secret@x/path"):
+    socks = () if find_spec("socksio") else ("socks5://me:secret@127.0.0.1",)  # httpx can use it with this package
+    for proxy in (*places, *socks, "foo://me:secret@x", "http://me:secret@x/path"):
         monkeypatch.setenv("HTTP_PROXY", proxy)
         with raises_kind("Invalid", match=expected) as raised:
             preblock.connect(TARGET)
