@@ -68,6 +68,7 @@ def test_model_config_marks_optional_inputs(client: TritonClient) -> None:
     assert all(tensor["optional"] for tensor in others)
     assert config["output"][0] == {"name": "embeddings", "data_type": "TYPE_FP32", "dims": [-1, -1, 4]}
     assert config["instance_group"][0]["kind"] == "KIND_CPU"
+    assert "sequence_batching" not in config
 
 
 def test_models_are_unloaded_and_loaded_with_explicit_control(tiny_repository: Path) -> None:

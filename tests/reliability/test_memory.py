@@ -143,6 +143,7 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 FLOODS: dict[str, Callable[[], tuple[Send, object]]] = {
     "gzip to the limit": lambda: (post(gzip.compress(numbers(LIMIT), 1), "gzip"), 413),
     "gzip beyond the limit": lambda: (post(gzip.compress(numbers(4 * LIMIT), 1), "gzip"), 413),
+    "json": lambda: (post(numbers(LIMIT)), 413),
     "grpc raw": lambda: (call(raw_message()), EXHAUSTED),
     "grpc typed": lambda: (call(typed_message()), EXHAUSTED),
     "grpc gzip": lambda: (call(raw_message(), grpc.Compression.Gzip), EXHAUSTED),
