@@ -134,6 +134,7 @@ def test_malformed_frame_ends_only_its_own_connection(model_server: Server, mode
     for sent in (
         *(b"\x82\x24" + step([[5]]), b"\xc2" + plain[1:]),  # not masked, and with a bit without a meaning
         b"\x82\xff" + (2**62).to_bytes(8, "big") + bytes(4),  # too long
+        *(frame(0x81, b"\xff"), frame(0x88, b"\x03"), frame(0x80, b"x")),  # no UTF-8, half a code, a part of nothing
     ):
         with opened(model_server) as raw, opened(model_server) as other:
             raw.send(plain)
