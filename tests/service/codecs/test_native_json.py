@@ -2,6 +2,7 @@
 
 import base64
 import json
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import tests.support.profiles  # noqa: F401
+from preblock.service.codecs import openai, tei
 from preblock.service.codecs.native_json import (
     build_document,
     has_more_values,
@@ -43,11 +45,16 @@ def test_json_holds_every_value_exactly() -> None:
         assert base64.b64decode(text, validate=True) == vectors.tobytes()
 
 
-def test_json_floats_reject_infinity_and_nan() -> None:
+def test_json_numbers_of_no_api_hold_infinity_or_nan() -> None:
     for value in (np.inf, -np.inf, np.nan):
-        of = answer(np.array([[1, value]], np.float32))
-        with pytest.raises(Invalid, match="encoding: got float, expected base64"):
-            build_document(of, "float")
+        of = answer(vectors := np.array([[1, value]], np.float32))
+        for write in (
+            partial(build_document, of, "float"),
+            partial(openai.write_vectors, "m", 1, "float", vectors, 2),
+            partial(tei.write_embed_all, of),
+        ):
+            with pytest.raises(Invalid, match="encoding: got float, expected base64"):
+                write()
         assert json.loads(write_json(build_document(of, "base64")))["embeddings"]
 
 

@@ -1,15 +1,20 @@
 """Background tasks survive every failure, and end with the process; coroutines run eagerly, on every Python."""
 
 import asyncio
+import gc
 import inspect
 import logging
 import sys
+import weakref
+from contextlib import suppress
 from contextvars import copy_context
+from io import BytesIO
 
 import pytest
 
-from preblock.service.core.tasks import run_eagerly, start_task
+from preblock.service.core.tasks import run_eagerly, start_task, start_thread
 from tests.support.loops import in_loop
+from tests.support.waiting import wait_until
 
 
 class Panic(BaseException):
@@ -105,3 +110,20 @@ async def test_run_eagerly_reports_an_exception(waits: int) -> None:
     event.set()
     await asyncio.sleep(0.01)
     assert failures == ["broken"]
+
+
+def test_failed_thread_keeps_nothing_of_its_work() -> None:
+    kept: list[weakref.ref[BytesIO]] = []
+
+    def fail() -> None:
+        opened = BytesIO()
+        kept.append(weakref.ref(opened))
+        raise ValueError
+
+    gc.disable()
+    try:
+        with suppress(ValueError):
+            start_thread(fail, "fail").result(10)
+        wait_until(lambda: kept[0]() is None, 5)
+    finally:
+        gc.enable()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preblock.service.core.decode_ops import DecodeMessage, DecodeOptions, Operation, RewindOp
+from preblock.service.core.decode_ops import AppendOp, DecodeMessage, DecodeOptions, Operation, RewindOp
 from preblock.service.core.errors import Conflict, Invalid, Unavailable
 from preblock.service.core.types import EmbedResult, TokenRequest, TokenRows
 from preblock.service.engine.decode_stream import DecodeState
@@ -67,6 +67,13 @@ def test_error_beside_an_empty_row_names_the_place(
     with pytest.raises(Invalid, match="^" + re.escape(message)):
         do(stream, TokenRequest(input_ids=rows([], ids), **fields))
     assert stream.offset.tolist() == [4, 3]
+
+
+def test_repeated_numbered_operation_is_applied_once(stream_engine: Engine) -> None:
+    stream = stream_of(stream_engine, offset=(1, 2))
+    for _ in range(3):
+        do(stream, AppendOp(array(7)), 2, b"b")
+        assert stream.offset.tolist() == [1, 2, 7]
 
 
 def test_reused_step_number_is_a_conflict(stream_engine: Engine) -> None:

@@ -153,8 +153,10 @@ ONE, TWO = {"input_ids": rows_of([5, 6])}, {"input_ids": rows_of([5], [6]), "out
     ("model", "fields", "field", "got"),
     [
         ("ngrams", {"input_ids": rows_of([99], [6]), "context": rows_of([1, 2])}, "input_ids[0][0]", "99"),
+        ("ngrams", TWO | {"context": rows_of([1, 2])}, "context", "1 rows"),
         ("ngrams", TWO | {"context": rows_of([1, 2, 3], [3, 4])}, "context[0]", "3 ids"),
         ("ngrams", TWO | {"context": rows_of([1, -2], [3, 9])}, "context[0][1]", "-2"),
+        ("gpt", ONE | {"context": rows_of([1, 2])}, "context", "a value"),
         ("ngrams", ONE | {"outputs": ("embeddings", *OUTPUT), "dtype": "stored"}, "dtype", "stored"),
         ("gpt", ONE | {"dtype": "stored"}, "dtype", "stored"),
         ("ngrams", ONE | {"outputs": (ROW_IDS,), "pooling": "mean"}, "pooling", "mean"),

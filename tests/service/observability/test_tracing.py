@@ -170,6 +170,19 @@ def test_span_has_the_scheme_that_a_trusted_proxy_names(tiny_repository: Path) -
     assert len({span.trace_id for _, span in told.spans}) == 3  # two of them without a parent
 
 
+def test_only_sampled_spans_are_sent_but_all_have_trace_ids(tiny_repository: Path) -> None:
+    def ask(address: str, _: str) -> None:
+        with RawConnection(address) as connection:
+            assert [connection.ask(same_head(1, 2))[0] for _ in range(100)] == [200] * 100
+
+    sampler = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"}
+    told = told_by(tiny_repository, ask, "--access-log-sample-rate", "1", "--log-format", "json", **sampler)
+    traces = [json.loads(line)["trace_id"] for line in told.lines]
+    # Chosen by the 64 low bits of the id, as OpenTelemetry has it for Python.
+    assert [span.trace_id.hex() for _, span in told.spans] == [id_ for id_ in traces if int(id_[16:], 16) < 2**62]
+    assert (len(set(traces)), 5 < len(told.spans) < 60) == (100, True)
+
+
 def test_missing_collector_delays_shutdown_by_seconds(tiny_repository: Path) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
     with serve(

@@ -5,6 +5,7 @@ Oracles: onnxruntime for row ids, ml_dtypes and NumPy for rows and scales.
 
 import io
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from preblock.service.artifacts.manifest import Manifest, NgramHash, NgramTable,
 from preblock.service.artifacts.names import DATA
 from preblock.service.core.errors import ArtifactError, Invalid
 from preblock.service.core.types import Int64
+from preblock.service.runtime.fused_embedding import BUILT
 from preblock.service.runtime.ngram_ids import open_ngram_ids
 from preblock.service.runtime.ngram_rows import NgramRows, open_ngram_rows
 from preblock.service.runtime.runner import Feeds
@@ -118,6 +120,15 @@ def test_graph_with_ids_beyond_the_table_is_an_error(folder: Path, manifest: Man
     short = second.model_copy(update={"rows": 3, "parts": (part.model_copy(update={"rows": 3}),)})
     with pytest.raises(ArtifactError, match=r"^a table of ngram_embeddings is broken: id: got \d+, expected 0 to 2$"):
         open_rows(folder, manifest, first, short).run(FEEDS, ["ngram_embeddings"])
+
+
+@pytest.mark.skipif(not BUILT, reason="_stored_rows.c was not built")
+def test_shorter_data_file_is_an_error(manifest: Manifest, tmp_path: Path) -> None:
+    folder = copy_artifact("ngrams", tmp_path)
+    rows = open_rows(folder, manifest)
+    os.truncate(folder / DATA, 100)
+    with pytest.raises(ArtifactError, match="a table of ngram_embeddings is broken: table: got a file that has become"):
+        rows.run(FEEDS, ["ngram_embeddings"])
 
 
 @pytest.fixture(scope="module")

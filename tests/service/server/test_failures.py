@@ -16,6 +16,7 @@ from preblock.service.api.http.response import KnownHttpRequest
 from preblock.service.api.prepared import Content, PreparedRequests
 from preblock.service.app import create_app
 from preblock.service.codecs.chunks import Buffer
+from preblock.service.core.errors import Unavailable
 from preblock.service.core.settings import LiveSettings, Settings
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastRun
@@ -88,6 +89,8 @@ class BrokenRequest(KnownHttpRequest):
 
     def compute(self, run: FastRun) -> tuple[bytes, Content]:
         self.cache.fail_at("compute")
+        if self.cache.stage == "refusal":
+            raise Unavailable("model", "a lost version", "a served one")
         lines, (size, buffers) = super().compute(run)
         return lines, (size, self.read(buffers) if run.streamed else buffers)
 
@@ -155,6 +158,13 @@ def test_failed_request_gets_500_with_its_id(
     (line,) = failing_server.lines
     assert vars(line)["request_id"] == "mine"
     assert line.exc_text or line.exc_info
+
+
+def test_refused_known_request_names_its_id(failing_server: Served, other: RawConnection) -> None:
+    failing_server.cache.stage = "refusal"
+    status, _, body = other.ask(request(SMALL, **{"X-Request-Id": "mine"}))
+    assert (status, b'"request_id":"mine"' in body) == (503, True)
+    assert not failing_server.lines
 
 
 def test_pipelined_request_that_fails_gets_500(failing_server: Served, other: RawConnection) -> None:

@@ -5,8 +5,10 @@ Oracle: the answers to the same requests on connections of their own.
 
 import asyncio
 import dataclasses
+import gc
 import re
 import shutil
+from contextlib import ExitStack
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,13 +21,14 @@ from hypothesis import strategies as st
 import tests.support.profiles  # noqa: F401
 from preblock.service.app import create_app
 from preblock.service.core.settings import Settings
+from preblock.service.observability.context import RequestContext
 from preblock.service.server.http_connection import HttpConnection
 from preblock.service.server.read_scheduler import ReadTurns
 from preblock.service.server.run import configure
 from preblock.service.server.uvicorn_bridge import ConnectionFactory, ServerState
 from tests.support.artifacts import copy_artifact
 from tests.support.connections import RawConnection, http_request
-from tests.support.servers import Server, serve
+from tests.support.servers import Server, live_server, serve
 from tests.support.waiting import wait_until
 
 BYTES = "application/octet-stream"
@@ -170,6 +173,20 @@ def test_new_version_answers_until_removed(tmp_path: Path) -> None:
         wait_until(lambda: is_answered_by(2))
         shutil.rmtree(tmp_path / "gpt" / "2")
         wait_until(lambda: is_answered_by(1))
+
+
+def test_idle_connection_keeps_no_request(wide_repository: Path) -> None:
+    path, settings = "/models/gpt/versions/1/embed", Settings(repository=wide_repository, port=0)
+
+    def is_kept(found: object) -> bool:
+        # `isinstance` would read properties of objects of torch, which warn.
+        return type(found) is RequestContext and found.target == ("POST", path, "127.0.0.1")
+
+    with live_server(configure(settings, create_app(settings))) as port, ExitStack() as stack:
+        clients = [stack.enter_context(RawConnection(f"http://127.0.0.1:{port}")) for _ in range(3)]
+        for client in clients * 3:
+            assert client.ask(request(1, 2, path=path))[0] == 200
+        wait_until(lambda: not any(map(is_kept, gc.get_objects())), seconds=5)
 
 
 class HeldTurns(ReadTurns):

@@ -21,7 +21,8 @@ from tests.service.api.http.native_requests import (
 )
 from tests.service.api.http.routes.v2_calls import arrays_of, error_of, infer, outputs, tensor
 from tests.support.late import make_artifacts, torch
-from tests.support.protocols import Clients
+from tests.support.open_inference import tensor_message
+from tests.support.protocols import Clients, call_grpc
 
 BIAS_FIELDS = ("query_offset", "query_length", "key_length")
 
@@ -35,7 +36,8 @@ def bias_of(http: httpx.Client, path: str, accept: str = "*/*", **fields: Any) -
     return http.post(f"/models/{path}/bias", json=fields, headers={"Accept": accept})
 
 
-def test_bias_response_equals_module(catalogue_http: httpx.Client) -> None:
+def test_bias_response_equals_module(catalogue_clients: Clients) -> None:
+    catalogue_http = catalogue_clients.http
     for name in ("alibi", "t5"):
         for lengths in ((0, 5, 5), (7, 1, 8), (3, 4, 2), *([(2**31 - 2, 2, 3)] if name == "t5" else [])):
             expected = frontend_of(name).bias(*lengths).detach().numpy()
@@ -45,6 +47,9 @@ def test_bias_response_equals_module(catalogue_http: httpx.Client) -> None:
             inputs = [tensor(field, [value]) for field, value in fields.items()]
             found = arrays_of(infer(catalogue_http, *inputs, model=name, outputs=outputs("bias")))
             assert found["bias"].tobytes() == expected.tobytes()
+            given = {field: np.array([value]) for field, value in fields.items()}
+            by_grpc = call_grpc(catalogue_clients, "ModelInfer", tensor_message(given, name, outputs=outputs("bias")))
+            assert list(by_grpc.raw_output_contents) == [expected.tobytes()]
     sinusoid = bias_of(catalogue_http, "sinusoid", query_length=3, key_length=5).json()
     expected = frontend_of("sinusoid").bias(3, 5).numpy()
     np.testing.assert_allclose(vectors_of(sinusoid, "relative_positions"), expected, rtol=0, atol=2.0**-23)

@@ -75,6 +75,14 @@ def test_answer_has_shape_lengths_and_names(tiny_http: httpx.Client) -> None:
     assert answer["shape"] == [1, 2, 4]
 
 
+def test_embed_uses_requested_version(tiny_http: httpx.Client) -> None:
+    newest = told(tiny_http, "bert", input_ids=[1, 2])
+    for version in (1, 2):
+        named = told(tiny_http, f"bert/versions/{version}", input_ids=[1, 2])
+        assert named["version"] == version
+        assert (named["embeddings"] == newest["embeddings"]) == (version == 2)
+
+
 def test_outputs_are_returned_under_their_names(tiny_http: httpx.Client, tiny_tables: Tables) -> None:
     for rows, positions in ((IDS, [0, 1, 2, 0, 1, 2]), ([[1], [2, 3]], [0, 0, 1])):
         tokens = tiny_tables["tokens"][np.concatenate(rows)]

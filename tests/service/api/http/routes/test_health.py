@@ -73,8 +73,9 @@ def test_every_metric_is_documented(counted_http: httpx.Client) -> None:
     assert {f.name + ("_total" if f.type == "counter" else "") for f in families} == documented
     assert all(family.documentation for family in families)
     open_metrics = counted_http.get("/metrics", headers={"Accept": "application/openmetrics-text"}).text
-    names = {family.name for family in read_openmetrics(open_metrics)}  # type: ignore[no-untyped-call]
-    assert {"preblock_requests", "preblock_tokens"} <= names
+    units = {family.name: family.unit for family in read_openmetrics(open_metrics)}  # type: ignore[no-untyped-call]
+    assert {"preblock_requests", "preblock_tokens"} <= units.keys()
+    assert all(unit for name, unit in units.items() if name.endswith(("_seconds", "_bytes")))
 
 
 def test_metrics_format_follows_accept(counted_http: httpx.Client) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from tests.service.api.conftest import Keyed
 from tests.service.api.http.native_requests import BYTES, NPY, vectors_of
 from tests.support.artifacts import read_tables
 
@@ -101,3 +102,10 @@ def test_bad_table_query_is_rejected(catalogue_http: httpx.Client) -> None:
         assert (answer.status_code, detail in answer.json()["detail"]) == (status, True), path
     for action, media in (("positions", "text/html"), ("neighbours?id=1", NPY)):
         assert catalogue_http.get(f"/models/gpt/{action}", headers={"Accept": media}).status_code == 406
+
+
+def test_tables_require_key_for_their_model(keyed: Keyed) -> None:
+    for action in ("positions", "neighbours?id=1"):
+        for model, headers, status in (("gpt", {}, 401), ("gpt", keyed.headers, 200), ("bert", keyed.headers, 403)):
+            answer = httpx.get(f"{keyed.address}/models/{model}/{action}", headers=headers)
+            assert answer.status_code == status, (model, answer.text)

@@ -218,6 +218,16 @@ def test_int32_ids_over_grpc_are_accepted(tiny_clients: Clients, raw_contents: b
         assert not answer.outputs[0].HasField("contents")
 
 
+def test_all_declared_tensors_may_be_asked_at_once(tiny_http: httpx.Client) -> None:
+    """perf_analyzer without a data file sends all declared inputs, and requests all declared outputs."""
+    metadata = tiny_http.get("/v2/models/gpt").json()
+    size = {"parameters": {"binary_data_size": 8}}
+    inputs = [given | size | {"shape": [abs(length) for length in given["shape"]]} for given in metadata["inputs"]]
+    wanted = outputs(*(output["name"] for output in metadata["outputs"]), binary_data=True)
+    answer = infer_binary(tiny_http, {"inputs": inputs, "outputs": wanted}, bytes(8 * len(inputs)))
+    assert answer.status_code == 200, answer.text
+
+
 NULL_PARAMETERS = ("offset", "dtype", "sequence_id", "binary_data_output", "priority", "headers", "unknown")
 NULLS: list[dict[str, Any]] = [
     {"id": None, "model_name": None, "field": None, "parameters": None},

@@ -184,6 +184,7 @@ BAD_TEXT = [
     ('{"rewind": [9223372036854775808]}', "rewind[0]: got 9223372036854775808"),
     ('{"reorder": 0}', "reorder: got 0"),
     ('{"append": [7]}', "append: got 7"),
+    (f'{{"append": {[0] * 2**16}}}', "append: got 65537 rows"),
     ('{"ping": 1}', "ping: got 1"),
     ('{"open": {}}', "an open message must be the first message of its stream"),
     ('{"input_ids": [1], "token_type_ids": [0]}', "token_type_ids is not an input: this model has no segments"),
@@ -206,7 +207,7 @@ def test_bad_message_leaves_decode_stream_usable(tiny_clients: Clients) -> None:
             error = json.loads(stream.recv())
             assert list(error) == ["error"], text
             assert error["error"]["detail"].startswith(detail), text
-            assert error["error"]["status"] in (400, 409, 422)
+            assert error["error"]["status"] in (400, 409, 413, 422)
         for frame, detail in BAD_FRAMES:
             stream.send(frame)
             answer: Any = stream.recv()
