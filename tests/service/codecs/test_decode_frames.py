@@ -108,6 +108,12 @@ def test_changed_header_byte_is_rejected_or_changes_number() -> None:
                 read_frame(bytes(changed))
 
 
+def test_truncated_step_frame_is_rejected() -> None:
+    for cut in range(len(step([1], [1]))):
+        with pytest.raises(PreblockError, match=f"^frame: got {cut} bytes"):
+            read_frame(step([1], [1])[:cut])
+
+
 def test_lengths_not_matching_ids_are_rejected() -> None:
     for ids, lengths in (([1], [2]), ([1, 2], [1, 2]), ([1], [0]), ([1, 2], [2**32 - 1, 3])):
         with pytest.raises(PreblockError, match=r"^lengths: got "):
