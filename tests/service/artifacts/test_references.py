@@ -139,6 +139,13 @@ def test_changed_file_is_rejected(
         open_repository(folder, shard.parent)
 
 
+def test_file_shorter_than_its_tensors_is_rejected(folder: Path, shard: Path) -> None:
+    rewrite(shard, bytearray.pop)
+    found = {"bytes": shard.stat().st_size, "mtime_ns": shard.stat().st_mtime_ns}
+    edit_manifest(folder, lambda manifest: manifest["references"][str(shard)].update(found))
+    assert refusal(folder, shard.parent).endswith(" bytes of header and consecutive tensors")
+
+
 SCALES = {"file": "model.onnx.data", "begin": 0, "dtype": "float32", "block_rows": 240, "block_columns": 16}
 
 

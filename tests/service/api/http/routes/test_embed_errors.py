@@ -22,6 +22,7 @@ BAD_JSON: list[tuple[str, dict[str, Any], str]] = [
     ("bert", {"text": "a", "special_tokens": 1}, "special_tokens: got 1"),
     ("bert", {"input_ids": [1], "special_tokens": False}, "special_tokens: got False"),
     ("bert", {"text": "a", "truncate": "middle"}, "truncate: got middle"),
+    ("bert", {"text": "a", "truncate": ["left"]}, "truncate: got ['left']"),
     ("bert", {"input_ids": [1], "position_ids": [0], "truncate": "left"}, "truncate and position_ids exclude each"),
     ("bert", {"input_ids": [1], "offset": 8, "truncate": "left"}, "offset[0] + tokens: got 8 + 1 = 9"),
     ("bert", {"text": "a", "offset": 6, "truncate": "left"}, "offset[0] + tokens: got 6 + 3 = 9"),

@@ -144,6 +144,7 @@ OF_REQUEST: list[tuple[str, Any, str]] = [
     ("offset", True, "parameters.offset: got True"),
     ("binary_data_output", 1, "parameters.binary_data_output: got 1"),
     ("priority", -1, "parameters.priority: got -1"),
+    ("timeout", "1", "parameters.timeout: got 1"),
 ]
 PARAMETERS: list[tuple[str, dict[str, Any], str]] = [
     *(("request", {name: value}, error) for name, value, error in OF_REQUEST),
