@@ -100,3 +100,13 @@ def test_stream_errors_name_all_bad_rows(tiny_clients: Clients) -> None:
             stream.send(json.dumps(step))
             error = json.loads(stream.recv())["error"]
             assert (error["bad_indices"], error["bad_count"]) == (bad, len(bad)), error
+
+
+def test_client_names_all_rows_that_are_no_integers(tiny_server: Server) -> None:
+    with (
+        Client(tiny_server.address) as client,
+        client.decode("gpt", rows=4) as stream,
+        pytest.raises(ServiceError, match=r"input_ids\[1\]: got") as refused,
+    ):
+        stream.step([[1], [0.5], [2], ["x"]])  # type: ignore[arg-type]
+    assert (refused.value.bad_indices, refused.value.bad_count) == ([1, 3], 2)
