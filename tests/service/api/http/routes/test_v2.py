@@ -113,7 +113,8 @@ def test_json_data_may_be_nested_or_flat(tiny_clients: Clients) -> None:
         assert response.json()["outputs"][0]["shape"] == [2, 3, 4]
 
 
-def test_response_names_request_and_version(tiny_http: httpx.Client) -> None:
+def test_response_names_request_and_version(tiny_clients: Clients) -> None:
+    tiny_http, found = tiny_clients.http, []
     for id_ in ("7", "", "é\u0000\U0001f600", None):
         document = infer(tiny_http, tensor(), id=id_).json()
         assert (document.get("id"), "id" in document) == (id_, id_ is not None)
@@ -122,6 +123,11 @@ def test_response_names_request_and_version(tiny_http: httpx.Client) -> None:
         document = infer(tiny_http, tensor(), model=f"bert/versions/{version}").json()
         assert (document["model_name"], document["model_version"]) == ("bert", str(version))
         assert (document["outputs"] == newest["outputs"]) == (version == 2)
+        message = infer_message(IDS, "bert", id="7", model_version=str(version))
+        answer = call_grpc(tiny_clients, "ModelInfer", message)
+        assert (answer.model_name, answer.model_version, answer.id) == ("bert", str(version), "7")
+        found += answer.raw_output_contents
+    assert found[0] != found[1]
 
 
 def test_omitted_outputs_default_to_all_declared(tiny_http: httpx.Client) -> None:
