@@ -1,13 +1,18 @@
 """Bad requests of the native API: status and message of each."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import safetensors.numpy
 
+from preblock.service.artifacts.names import DATA
 from tests.service.api.http.native_requests import BYTES, IDS, JSON, NPY, SAFETENSORS, post, post_json, refusal
 from tests.service.api.http.routes.test_embed_formats import npy
+from tests.service.artifacts.broken_artifacts import seal
+from tests.support.artifacts import copy_artifact
+from tests.support.servers import serve
 
 BOTH = ["token_embeddings", "embeddings"]
 PROMPT = {"encoding": "prompt_embeds"}
@@ -100,3 +105,19 @@ def test_format_that_cannot_hold_the_answer_is_406(tiny_http: httpx.Client) -> N
         status, detail = refusal(post_json(tiny_http, "bert", NPY, **many))
         assert status == 406
         assert detail.endswith("for text or truncate with more than 512 rows, to state their lengths")
+
+
+def test_infinite_numbers_are_refused_before_the_response(tmp_path: Path) -> None:
+    """The export refuses an infinite value, an artifact may have it. The larger response is computed in chunks."""
+    folder = copy_artifact("gpt-100x32x50", tmp_path, "gpt")
+    data = bytearray((folder / DATA).read_bytes())
+    data[:4] = np.float32(np.inf).tobytes()  # in the vector of id 0
+    (folder / DATA).write_bytes(data)
+    seal(folder)
+    with serve(tmp_path) as server, httpx.Client(base_url=server.address) as http:
+        for rows in (1, 256):
+            ids = np.ones((rows, 50), np.int64)
+            assert post_json(http, "gpt", JSON, input_ids=ids.tolist(), encoding="float").status_code == 200
+            ids[-1, -1] = 0
+            found = refusal(post_json(http, "gpt", JSON, input_ids=ids.tolist(), encoding="float"))
+            assert (found[0], "infinite" in found[1]) == (422, True), found
