@@ -91,7 +91,7 @@ def sinusoid_wavelengths(front_end: Mapping[str, Any], width: int) -> dict[str, 
         width: P.
 
     """
-    for step in front_end["steps"]:
+    for step in front_end.get("steps", ()):
         # A grid has one sinusoid for its rows, and one for its columns.
         table = str(step.get("table"))
         if step["kind"] == "positions" and table in SINUSOIDS:

@@ -506,7 +506,8 @@ class Manifest(Artifact):
     def steps(self) -> list[dict[str, Any]]:
         """The steps of the front-end; none for a custom module."""
         front_end: dict[str, Any] = self.front_end or {}
-        return front_end.get("steps", [])  # type: ignore[no-any-return]
+        steps: list[dict[str, Any]] = front_end.get("steps", [])
+        return steps
 
     @cached_property
     def _step_kinds(self) -> set[str]:
