@@ -37,7 +37,7 @@ from tests.support.paths import ROOT
 
 PACKAGES = ("service/engine", "service/codecs", "service/core", "service/server", "service/api", "models", "export")
 TEST_SECONDS = 120
-RUN_SECONDS = 1800
+RUN_SECONDS = 600
 """Longest run of the tests for one mutant. A mutant without end counts as killed."""
 SLOW = tuple(f"tests/{folder}/" for folder in ("clients", "data", "deploy", "e2e", "families", "reliability"))
 """Folders of `make test-long`."""
