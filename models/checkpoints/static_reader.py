@@ -193,8 +193,6 @@ def static_files_needed(layout: StaticLayout) -> list[str]:
 
 def _read_tensors(file: Path, family: StaticFamily) -> dict[str, Array]:
     """Return the table, float32 (V, D), and the weights, float32 (V, 1), if the file has them."""
-    if not file.is_file():
-        raise CheckpointError(f"{file.parent}: no {file.name}")
     weights = WeightFile(file)
     names = weights.keys()
     key = find_whole(file.parent, names, "", family.tables, ("mapping", "weights"))
