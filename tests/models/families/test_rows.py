@@ -4,6 +4,7 @@ from transformers import CONFIG_MAPPING
 
 from preblock.models.checkpoints.family_lookup import default_kinds, section_of
 from preblock.models.families import FAMILIES, TEXTS
+from preblock.models.families.published_config import Config
 
 LENGTHS = {"max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "context_length", "max_target_positions"}
 
@@ -18,6 +19,8 @@ def test_rows_have_the_parts_of_library_configs() -> None:
         library, kinds = section_of(document, row.sections), default_kinds(row)
         turns = name == "roformer" or not library.keys().isdisjoint({"rope_parameters", "rope_theta", "rotary_dim"})
         assert (row.rotary is not None) == turns, name
+        if row.rotary and row.rotary.layers:
+            assert row.rotary.layers(Config({})) == library["layer_types"], name
         if row.limit:
             assert row.limit[1] == library[row.limit[0]], name
         else:
