@@ -3,7 +3,6 @@
 Letters: V vocabulary, P width of a row of positions, D width of a token row.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from time import perf_counter
 from typing import TypeVar
@@ -25,8 +24,6 @@ MAX_NEIGHBOURS = 100
 DEFAULT_NEIGHBOURS = 10
 BLOCK_VALUES = 2**20
 """Values of the token rows in memory at a time."""
-MAX_CACHED_TOKENS = 64
-"""Tokens with cached neighbours, of all models: about 100 kB."""
 
 ResultT = TypeVar("ResultT")
 Nearest = tuple[Int64, NDArray[np.float32]]
@@ -43,7 +40,6 @@ class TableReader:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._nearest: OrderedDict[tuple[str, int], Nearest] = OrderedDict()
 
     async def positions(self, model: TokenModel, first: int, count: int | None, record: RequestRecord) -> Result:
         """Return the vectors that the model adds for `count` positions from `first` on, float32 (count, P).
@@ -100,14 +96,7 @@ class TableReader:
             raise Invalid("id", id_, f"0 to {vocab_size - 1}")
         most = min(MAX_NEIGHBOURS, vocab_size - 1)
         number = _check_count(count, most, min(DEFAULT_NEIGHBOURS, most))
-        key = model.identity, id_
-        known = self._nearest.get(key)
-        size = 0 if known else vocab_size * lookup.width
-        ids, cosines = await self._run(size, lambda: known or find_nearest(model, id_, most), record)
-        self._nearest[key] = ids, cosines
-        if len(self._nearest) > MAX_CACHED_TOKENS:
-            self._nearest.popitem(last=False)
-        return ids[:number], cosines[:number]
+        return await self._run(vocab_size * lookup.width, lambda: find_nearest(model, id_, number), record)
 
     async def spell(self, model: TokenModel, ids: Int64, record: RequestRecord) -> list[str | None]:
         """Return the token of each id in the vocabulary of the model's tokenizer; None without one.

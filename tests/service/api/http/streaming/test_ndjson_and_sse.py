@@ -121,6 +121,7 @@ def test_ids_are_answered_as_events_of_chunk_size(tiny_clients: Clients) -> None
         assert [(name, number) for name, number, _ in events] == [("message", number) for number in ids]
         assert b"".join(vectors_of(data) for _, _, data in events) == whole.tobytes()
         assert [data["next_offset"] for _, _, data in events] == [[1 + int(number)] for number in ids]
+        assert not any("step" in data for _, _, data in events)  # the client sent no numbered steps
         assert end == ("end", "", {"next_offset": [6]})
     by_query = tiny_clients.http.post("/models/gpt/decode?chunk=9&input_ids=[1,2,3,4,5]&offset=1", headers=EVENTS)
     assert json.loads(by_query.text.partition("data: ")[2].partition("\n")[0]) == events[0][2]
