@@ -298,6 +298,7 @@ def test_derived_tables_have_values_after_to_empty() -> None:
             assert torch.equal(buffer, expected[name]), name
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # torch gives it on Python 3.13.0 alone
 def test_compiled_module_checks_and_computes_as_before() -> None:
     grid, x = LearnedGridEncoding(GRID_D, H, W, dropout=0.0), torch.zeros(1, 1, GRID_D)
     compiled = torch.compile(grid, backend="eager")
