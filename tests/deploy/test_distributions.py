@@ -174,7 +174,7 @@ def test_wheel_serves_with_and_without_a_compiler(
 ) -> None:
     wheel = distributions["wheel of sdist"]
     if not compiled:
-        shutil.unpack_archive(distributions["sdist"], tmp_path)
+        shutil.unpack_archive(distributions["sdist"], tmp_path, filter="data")
         (tree,) = tmp_path.iterdir()
         build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
         environment = os.environ | {"CC": "/nonexistent"}
