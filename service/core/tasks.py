@@ -5,7 +5,7 @@ Python 3.12 has `asyncio.eager_task_factory`; the service also supports Python 3
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextvars import Context
 from threading import Thread
@@ -84,15 +84,15 @@ def run_eagerly(work: EagerWork, context: Context, tasks: set[asyncio.Task[None]
     if awaited is None:
         asyncio.get_running_loop().call_soon(run_eagerly, work, context, tasks, fail)
         return
-    task = asyncio.get_running_loop().create_task(_rest(work, awaited, fail), context=context)
+    task = asyncio.get_running_loop().create_task(_rest(_resume(work, awaited), fail), context=context)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
 
 
-async def _rest(work: EagerWork, awaited: Any, fail: Callable[[], None]) -> None:
-    """Resume a coroutine suspended on `awaited`. Since Python 3.12 a task takes no generator, so this is none."""
+async def _rest(resumed: Awaitable[None], fail: Callable[[], None]) -> None:
+    """Await the rest of a coroutine. Since Python 3.12 a task takes no generator, as `_resume` is."""
     try:
-        await _resume(work, awaited)
+        await resumed
     except ENDS:
         raise
     except BaseException:
@@ -101,12 +101,17 @@ async def _rest(work: EagerWork, awaited: Any, fail: Callable[[], None]) -> None
 
 @coroutine
 def _resume(work: EagerWork, awaited: Any) -> Generator[Any, Any, None]:
+    """Resume a coroutine suspended on `awaited`.
+
+    During a throw no frame of the task may hold `awaited`: the future holds its error, and the error the frames, and so
+    everything in `work`.
+    """
     try:
         while True:
             try:
                 value = yield awaited
             except BaseException as error:  # a cancelled task throws
-                awaited = None  # the future of the error would keep this frame, and so everything in `work`, alive
+                awaited = None
                 awaited = work.throw(error)
             else:
                 awaited = work.send(value)

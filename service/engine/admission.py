@@ -103,12 +103,7 @@ class Limits:
         arrival = self._arrivals[name] = self._arrival(name, rate, now)
         wait = self._wait(name, rate, now)
         if wait > MAX_ROUNDING_SECONDS:
-            seconds = math.ceil(wait)
-            message = f"more than {rate:g} requests a second; try again in {seconds} s"
-            got, allowed = f"more than {rate:g} a second", f"at most {rate:g} a second"
-            error = RateLimited("requests", got, allowed, message=message)
-            error.retry_after = seconds
-            raise error
+            raise _too_many(rate, math.ceil(wait))
         self._arrivals[name] = arrival + 1 / rate
 
     def _arrival(self, name: str, rate: float, now: float) -> float:
@@ -119,6 +114,14 @@ class Limits:
     def _wait(self, name: str, rate: float, now: float) -> float:
         """Return the seconds until a caller may send a request; all requests of a second may come at once."""
         return self._arrival(name, rate, now) - now - max(1 - 1 / rate, 0)
+
+
+def _too_many(rate: float, seconds: int) -> RateLimited:
+    """Return the error for more than `rate` requests a second, which may be sent again after `seconds`."""
+    message = f"more than {rate:g} requests a second; try again in {seconds} s"
+    error = RateLimited("requests", f"more than {rate:g} a second", f"at most {rate:g} a second", message=message)
+    error.retry_after = seconds
+    return error
 
 
 class Admission:

@@ -173,7 +173,10 @@ def find_excess(
 def check_size(limits: RequestLimits, field: str, *, tokens: int = 0, rows: int = 0, values: int = 0) -> None:
     """Raise TooLarge if a request has too many tokens, rows or buffered values."""
     if (error := find_excess(limits, tokens, rows, values, field)) is not None:
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame, and such a cycle would keep the request
 
 
 def _is_below(values: Int64, limit: int) -> bool:

@@ -74,10 +74,13 @@ class MicroBatch(Generic[ItemT, ResultT]):
             if len(self._items) == 1:
                 return self._run([*self._items.values()])[0]
             self._results = self._run_all()
-        result = self._results[number]
-        if isinstance(result, Exception):
-            raise result
-        return result
+        result = self._results.pop(number)
+        try:
+            if isinstance(result, Exception):
+                raise result
+            return result
+        finally:
+            del result  # the traceback of an error holds this frame, and such a cycle would keep the items
 
     def _close(self) -> None:
         """Take no further items."""

@@ -147,7 +147,8 @@ def _named_errors() -> Iterator[None]:
         yield
     except DriverError as error:
         message = f"the GPU cannot compute {EMBEDDINGS}: {error.strerror}"
-        raise Unavailable("provider", error.strerror, "a working GPU with free memory", message=message) from error
+        cause = error.with_traceback(None)  # since Python 3.12 its frames hold the error: a cycle, with the memory
+        raise Unavailable("provider", error.strerror, "a working GPU with free memory", message=message) from cause
 
 
 @cache

@@ -213,7 +213,8 @@ class OpenRange:
         try:
             yield
         except OSError as error:
-            raise self._unusable(verb, str(error.strerror)) from error
+            cause = error.with_traceback(None)  # since Python 3.12 its frames hold the error: a cycle, with the region
+            raise self._unusable(verb, str(error.strerror)) from cause
 
     def _unusable(self, verb: str, reason: str) -> Unavailable:
         message = f"{self.wanted.field}: the region {self.region.name} cannot be {verb}: {reason}"
