@@ -2,6 +2,7 @@
 
 import atexit
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -156,8 +157,8 @@ def _compare_tensors(graph: str, side: str, declared: tuple[Tensor, ...], found:
 
 OPEN_TIMEOUT_SECONDS = 60.0
 """The largest published tables open in a few seconds: onnxruntime maps them."""
-END_SECONDS = 5.0
-"""Longest wait for opening graphs at the end of the process."""
+END_SECONDS, END_PAUSE_SECONDS = 5.0, 0.01
+"""Longest wait for opening graphs at the end of the process, and the time between two looks."""
 OPENING = "open "
 """Begins the name of a thread that opens graphs."""
 
@@ -165,10 +166,11 @@ OPENING = "open "
 @atexit.register
 def _finish_opening() -> None:
     """Wait for threads within onnxruntime: the end of the interpreter would abort the process there."""
+    end = time.monotonic() + END_SECONDS
     with suppress(SystemExit, KeyboardInterrupt):
-        for thread in threading.enumerate():
-            if thread.name.startswith(OPENING):
-                thread.join(END_SECONDS)
+        # Not `join`: it fails for a thread whose start the signal has interrupted.
+        while any(thread.name.startswith(OPENING) for thread in threading.enumerate()) and time.monotonic() < end:
+            time.sleep(END_PAUSE_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)
