@@ -67,14 +67,21 @@ def test_prepared_calls_have_their_own_vectors(tiny_clients: Clients) -> None:
         assert list(answer.raw_output_contents) == [vectors * rows]
 
 
-def test_unknown_field_is_not_read_as_ids(tiny_clients: Clients, tiny_server: Server) -> None:
-    """An unknown field follows the ids, and holds the same bytes, then others."""
+def field_of(tag: bytes, content: bytes) -> bytes:
+    """Return a field of a message, of less than 128 bytes."""
+    return tag + bytes([len(content)]) + content
+
+
+def test_other_field_is_not_read_as_ids(tiny_clients: Clients, tiny_server: Server) -> None:
+    """An unknown field or parameter follows the ids, and holds the same bytes, then others."""
     ids, others = np.array([[1, 2, 3]]), np.array([[4, 4, 4]])
     known = infer_message(ids).SerializeToString()
     inputs, raw = known[: -ids.nbytes - 2], known[-ids.nbytes - 2 :]
-    unknown = b"\xc2\x3e" + bytes([ids.nbytes])  # field 1000, of bytes
+    texts = [field_of(b"\x1a", content.tobytes()) for content in (ids, others)]  # string_param
+    parameters = [field_of(b"\x22", b"\x0a\x04note" + field_of(b"\x12", text)) for text in texts]
     shorter, longer = b"\xa2\x06\x03abc", b"\xc2\x3e" + b"\xa0\x9c\x01" + bytes(20000)
-    messages = [known + unknown + content.tobytes() for content in (ids, ids, others, ids)]
+    messages = [known + field_of(b"\xc2\x3e", content.tobytes()) for content in (ids, ids, others, ids)]  # field 1000
+    messages += [known + parameters[number] for number in (0, 0, 1, 0)]
     messages += [message for message in (known + shorter, raw + inputs, known + longer) for _ in range(2)]
     with grpc.insecure_channel(tiny_server.grpc) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
