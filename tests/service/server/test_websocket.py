@@ -16,9 +16,13 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from preblock.service.core.large_bodies import LARGE_BODY_BYTES, IncomingMemory
+from preblock.service.server.websocket import MessageMemory
 from preblock.service.server.websocket_frames import MAX_FRAGMENT_BYTES, FrameReader
 from tests.support.connections import UPGRADE, dial, http_request
 from tests.support.decode_protocols import FRAME
+from tests.support.engines import live_settings
+from tests.support.loops import in_loop
 from tests.support.protocols import Clients, native_bytes
 from tests.support.servers import Server
 
@@ -246,3 +250,26 @@ def test_wrong_head_is_refused_before_its_end(name: str, size: int) -> None:
     for part in (size - 1, size):
         protocol, _, _ = read([WRONG[name][:part]], FrameReader(MAX_BYTES))
         assert (protocol.close_sent is not None) == (part == size)
+
+
+@in_loop
+async def test_large_message_holds_memory_until_its_answer() -> None:
+    """While it does, the connection is not read. An application that has ended takes and answers nothing."""
+
+    async def next_message() -> dict[str, str]:
+        return {"type": "websocket.receive"}
+
+    messages = MessageMemory(IncomingMemory(live_settings(), lambda _: None), lambda: None, lambda: None)
+    for small_before in range(2):
+        messages.count(LARGE_BODY_BYTES, queued=small_before)
+        messages.count(0, queued=small_before + 1)
+        for _ in range(small_before):
+            await messages.receive(next_message)
+            messages.answer()
+        await messages.receive(next_message)
+        assert messages.paused
+        messages.answer()
+        assert not messages.paused
+    messages.count(LARGE_BODY_BYTES, queued=0)
+    messages.count(0, queued=0)
+    assert not messages.paused
