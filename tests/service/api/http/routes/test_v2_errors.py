@@ -224,3 +224,6 @@ def test_bad_control_request_is_rejected(tiny_http: httpx.Client) -> None:
         for verb in ("load", "unload"):
             response = tiny_http.post(f"/v2/repository/models/bert/{verb}", json={"parameters": parameters})
             assert response.status_code == 403, response.text  # forbidden by the settings, and valid
+    for verb, known in (("load", "none, because files alone define a model"), ("unload", "unload_dependents")):
+        response = tiny_http.post(f"/v2/repository/models/bert/{verb}", json={"parameters": {"config": "x"}})
+        assert error_of(response) == f"parameters: got config, expected {known}"
