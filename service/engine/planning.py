@@ -86,8 +86,8 @@ def plan(request: TokenRequest, manifest: Manifest) -> tuple[dict[str, Int64], I
         feeds["attention_mask"] = np.ones_like(rows.values) if mask is None else mask.values
     feeds = {name: values.reshape(shape) for name, values in feeds.items()} | {"offset": positions}
     if manifest.needs_history(request.outputs):
-        own = shape[0] == len(rows.lengths) and graph_counts(request, manifest)
-        feeds[CONTEXT] = context_of(request, manifest) if own else token_contexts(request, manifest)
+        contexts = context_of if graph_counts(request, manifest) else token_contexts
+        feeds[CONTEXT] = contexts(request, manifest)
     if request.further_positions and manifest.rotary_of(request.outputs):  # the tokens once for each axis
         axes = [positions, *(rows.values for rows in request.further_positions)]
         feeds = {name: np.concatenate([values] * len(axes)) for name, values in feeds.items()}
