@@ -20,11 +20,14 @@ def text(page: Page, name: str) -> str:
 
 
 def fill(page: Page, **values: object) -> None:
-    """Set the values of inputs by their ids, as a person does; a dash of an id is an underscore here."""
+    """Set the values of inputs by their ids, as a person does; a dash of an id is an underscore here.
+
+    A value and its events are one script: an answer that arrives between them could set the value back.
+    """
     for name, value in values.items():
         field = f"document.getElementById('{name.replace('_', '-')}')"
-        page.evaluate(f"{field}.value = {json.dumps(value)}")
-        page.evaluate(f"for (const kind of ['input', 'change']) {field}.dispatchEvent(new Event(kind))")
+        sent = f"for (const kind of ['input', 'change']) {field}.dispatchEvent(new Event(kind))"
+        page.evaluate(f"{field}.value = {json.dumps(value)}; {sent}")
 
 
 def submit(page: Page, form: str) -> None:
@@ -44,7 +47,9 @@ def wait_for_view(page: Page, name: str) -> None:
 
 
 def choose(page: Page, model: str) -> None:
-    fill(page, model=model)
+    """Open a model, unless it is open: a browser sends no event for a choice that changes nothing."""
+    if page.evaluate("document.getElementById('model').value") != model:
+        fill(page, model=model)
     page.wait_for(f"document.getElementById('status').innerText.startsWith('{model}')")
 
 
