@@ -15,6 +15,7 @@ from contextvars import Context
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 from typing import Any, Protocol, cast
 from urllib.parse import unquote
 
@@ -168,6 +169,14 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._handshake_timeout_seconds, self._opened = handshake_timeout_seconds, opened
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Finish requests in flight, whatever signal follows the first: uvicorn itself would end at once at a SIGINT.
+
+        A worker may get one from a terminal or service manager after the one from its parent.
+        """
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections of `sockets`."""
