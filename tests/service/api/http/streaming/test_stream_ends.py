@@ -66,7 +66,7 @@ def test_idle_stream_is_closed_with_its_offsets(impatient: Server) -> None:
         silent = stack.enter_context(open_stream(impatient))
         found = {"closing": "idle", "next_offset": [4, 2]}
         assert last_words(silent) == (None, 1008, found)
-        assert time.monotonic() - begin > 0.9
+        assert 0.9 < time.monotonic() - begin < 6
         assert last_words(frame) == (closing_frame(4, 2, reason="idle"), 1008, found)
         last, code, reason = last_words(text)
     assert json.loads(last) == reason == {"closing": "idle", "next_offset": [5, 3]}
@@ -81,7 +81,7 @@ def test_busy_stream_is_closed_at_max_lifetime(impatient: Server) -> None:
                 stream.send(head(PING))
                 stream.recv(timeout=20)
         assert last_words(stream)[1:] == (1008, {"closing": "time", "next_offset": [4, 2]})
-        assert time.monotonic() - begin > 1.9
+        assert 1.9 < time.monotonic() - begin < 6
 
 
 def tokens_of(http: httpx.Client) -> float:
